@@ -1,0 +1,285 @@
+"""The artefact folder: a versioned manifest, graphs, plans, tokenizer; written atomically.
+
+Stages meet here and nowhere else. This module knows files, hashes and the manifest's shape, not
+how a graph is made or run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from draftrt.codec import from_json, to_json
+from draftrt.errors import BundleError
+from draftrt.signature import Signature
+from draftrt.spec import DrafterSpec, Precision, TargetSpec
+
+MANIFEST = "manifest.json"
+FORMAT = "draftrt-bundle"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphEntry:
+    """One ONNX graph of a bundle.
+
+    Attributes:
+        file: ONNX file, relative to the bundle.
+        data: file of its external data.
+        precision: element type of weights and caches.
+        profile: ``fixed`` (opset 24, cache written in place) or ``compat`` (opset 20 operators).
+        opset: ONNX opset version.
+        max_context: rows of each cache, L.
+        signature: inputs and outputs.
+    """
+
+    file: str
+    data: str
+    precision: Precision
+    profile: str
+    opset: int
+    max_context: int
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEntry:
+    """One TensorRT plan of a bundle.
+
+    Attributes:
+        file: plan file, relative to the bundle.
+        log: kept build log.
+        graph: name of the graph it was built from.
+        graph_sha256: hash of that graph's ONNX file at build time.
+        backend: ``tensorrt-rtx`` or ``tensorrt``.
+        backend_version: its version.
+        sms: compute capabilities it runs on, as 86, 89, 120.
+        options: build options as text, name to value.
+        build_seconds: wall time of the build.
+        peak_rss_bytes: peak resident memory of the build process.
+        size_bytes: size of the plan.
+    """
+
+    file: str
+    log: str
+    graph: str
+    graph_sha256: str
+    backend: str
+    backend_version: str
+    sms: tuple[int, ...]
+    options: dict[str, str]
+    build_seconds: float
+    peak_rss_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """Size and hash of one file of a bundle."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything a bundle says about itself.
+
+    Attributes:
+        drafter: the drafter's facts with provenance; None for a target exported alone.
+        target: the target's facts with provenance.
+        graphs: graph name (``draft``, ``target``) to its entry.
+        plans: plan file to its entry.
+        files: every other file of the bundle, relative path to size and hash.
+        inputs: what it was made from: name to sha256 (draft weights and config, target config).
+        tools: package name to version.
+        command: command line that wrote it.
+        created: UTC time, ISO 8601.
+        notes: measured or chosen values that later stages read, name to JSON value.
+    """
+
+    drafter: DrafterSpec | None
+    target: TargetSpec
+    graphs: dict[str, GraphEntry]
+    files: dict[str, FileEntry]
+    inputs: dict[str, str]
+    tools: dict[str, str]
+    command: str
+    created: str
+    plans: dict[str, PlanEntry] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle on disk, opened for reading.
+
+    Attributes:
+        path: the folder.
+        manifest: its manifest.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: Path | str) -> Bundle:
+        """Read the manifest and check that every file it lists exists with its size.
+
+        Raises:
+            BundleError: no bundle there, another format version, or files missing or resized.
+        """
+        folder = Path(path)
+        bundle = cls(folder, read_manifest(folder))
+        sizes = {name: entry.bytes for name, entry in bundle.manifest.files.items()}
+        sizes |= {entry.file: entry.size_bytes for entry in bundle.manifest.plans.values()}
+        wrong = [_size_problem(folder / name, size) for name, size in sizes.items()]
+        problems = [problem for problem in wrong if problem]
+        if problems:
+            raise BundleError(f"{folder}: " + "; ".join(problems),
+                              hint="the bundle was changed after it was written; export it again")
+        return bundle
+
+    def graph(self, name: str = "draft") -> GraphEntry:
+        """Return the entry of graph ``name``.
+
+        Raises:
+            BundleError: the bundle has no such graph.
+        """
+        if name not in self.manifest.graphs:
+            raise BundleError(f"{self.path}: no graph {name!r}, it has {sorted(self.manifest.graphs)}")
+        return self.manifest.graphs[name]
+
+    def file(self, relative: str) -> Path:
+        """Return the absolute path of a file of the bundle."""
+        return self.path / relative
+
+    def drafter(self) -> DrafterSpec:
+        """Return the drafter's facts.
+
+        Raises:
+            BundleError: the bundle holds a target alone.
+        """
+        if self.manifest.drafter is None:
+            raise BundleError(f"{self.path}: holds a target and no drafter",
+                              hint="export a drafter with --target")
+        return self.manifest.drafter
+
+    def verify_hashes(self) -> None:
+        """Hash every file and compare with the manifest.
+
+        Raises:
+            BundleError: lists every file whose content changed.
+        """
+        changed = [name for name, entry in self.manifest.files.items()
+                   if sha256_of(self.path / name) != entry.sha256]
+        if changed:
+            raise BundleError(f"{self.path}: content changed since it was written: {changed}",
+                              hint="export it again, or restore the files")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read ``manifest.json`` of a bundle.
+
+    Raises:
+        BundleError: missing, not JSON, another format or version, or ill-formed.
+    """
+    path = folder / MANIFEST
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BundleError(f"{folder}: no {MANIFEST} there",
+                          hint="give the folder that `draftrt export ... -o` wrote") from error
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
+        got = (data.get("format"), data.get("version")) if isinstance(data, dict) else type(data)
+        raise BundleError(f"{path}: got format {got}, expected ('{FORMAT}', {VERSION})",
+                          hint="export the bundle again with this version of draftrt")
+    return from_json(Manifest, {k: v for k, v in data.items() if k not in ("format", "version")})
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace ``manifest.json`` in one step."""
+    text = json.dumps({"format": FORMAT, "version": VERSION, **to_json(manifest)}, indent=1)
+    write_atomically(folder / MANIFEST, (text + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
+    """Give a scratch folder beside ``path`` that becomes ``path`` when the block succeeds.
+
+    On any exception, an interrupt included, the scratch folder is removed and ``path`` is as before.
+
+    Raises:
+        BundleError: ``path`` exists and ``force`` is not given, or is no bundle.
+    """
+    final = Path(path)
+    if final.exists():
+        if not force:
+            raise BundleError(f"{final} exists", hint="choose another -o folder, or pass --force")
+        if not (final / MANIFEST).is_file() and (not final.is_dir() or any(final.iterdir())):
+            raise BundleError(f"{final} exists and is no bundle; --force replaces only bundles")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.partial-"))
+    try:
+        scratch.chmod(0o755)
+        yield scratch
+        if final.exists():
+            shutil.rmtree(final)
+        scratch.replace(final)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def add_plan(bundle: Bundle, entry: PlanEntry) -> Bundle:
+    """Record a plan (already at its place) in the manifest and return the bundle re-read."""
+    manifest = read_manifest(bundle.path)
+    plans = {**manifest.plans, entry.file: entry}
+    write_manifest(bundle.path, replace(manifest, plans=plans))
+    return Bundle.open(bundle.path)
+
+
+def hash_files(folder: Path) -> dict[str, FileEntry]:
+    """Return size and hash of every file below ``folder`` except the manifest and plans."""
+    return {str(path.relative_to(folder)): FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name != MANIFEST and "plans" not in path.parts}
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hex SHA-256 of a file's content."""
+    with path.open("rb") as stream:
+        digest = hashlib.sha256()
+        while chunk := stream.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _size_problem(path: Path, size: int) -> str:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    found = path.stat().st_size
+    return "" if found == size else f"{path.name} has {found} bytes, expected {size}"

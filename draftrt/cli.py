@@ -1,0 +1,67 @@
+"""The command line: a group whose commands are imported when they are called.
+
+Each stage keeps its own command beside its code (``command.py``); this file only names them, so
+that ``draftrt --help`` loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from draftrt import __version__
+from draftrt.errors import DraftrtError
+
+COMMANDS = {
+    "export": ("draftrt.export.command", "export", "Trace a drafter (and target) into a bundle."),
+    "inspect": ("draftrt.export.inspect_command", "inspect", "Show every resolved fact of a checkpoint."),
+    "build": ("draftrt.engines.command", "build", "Build a TensorRT plan from a bundle."),
+    "run": ("draftrt.runtime.command", "run", "Decode a prompt with drafter and target."),
+    "bench": ("draftrt.runtime.bench_command", "bench", "Measure speculation against plain decoding."),
+    "validate": ("draftrt.validate.command", "validate", "Check parity, golden cases, trajectories."),
+    "engine": ("draftrt.validate.engine_command", "engine", "Export, build, check and try a pair."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command's module on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the command names in the order of the work."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command, or None when there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; print an expected failure without a traceback and exit with its code."""
+        try:
+            return super().invoke(ctx)
+        except DraftrtError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table, importing none."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, _, about) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="draftrt")
+def group() -> None:
+    """Take a block drafter from its checkpoint to a low-latency GPU, and prove every step.
+
+    Exit status: 0 done, 1 expected failure, 2 usage, 3 checked and different.
+    """
+
+
+def main() -> None:
+    """Run the command line."""
+    group()

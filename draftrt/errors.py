@@ -1,0 +1,96 @@
+"""The exceptions a user can meet.
+
+DraftrtError                      printed without a traceback; carries ``hint``; exit code 1
+├── SpecError                      a model description contradicts itself, its checkpoint or its target
+├── CheckpointError                tensors are missing, unexpected, of a wrong shape, or unreadable
+├── UnsupportedError               understood, and deliberately not supported
+├── ExportError                    the graph could not be produced or does not match its module
+├── BuildError                     TensorRT refused the graph; holds the tail of its log
+├── BundleError                    manifest and files disagree, or the folder cannot be written
+├── BackendError                   a backend or package is missing, or cannot run on this machine
+├── FeedError                      an array given to a graph does not fit its signature
+└── ParityError                    checked, and different; exit code 3
+
+A message says *what, got X, expected Y*; a hint says what to do. Several findings travel in one
+error (`collect`), worst first, so that a user repairs a checkpoint once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class DraftrtError(Exception):
+    """Base of every expected failure.
+
+    Attributes:
+        message: what went wrong, with the value found and the value expected.
+        hint: what the user can do about it; may be empty.
+        exit_code: process exit status the command line uses for it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  Hint: {self.hint}" if self.hint else self.message
+
+
+class SpecError(DraftrtError):
+    """A model description contradicts itself, its checkpoint or its target."""
+
+
+class CheckpointError(DraftrtError):
+    """Tensors are missing, unexpected, of a wrong shape, or the file cannot be read."""
+
+
+class UnsupportedError(DraftrtError):
+    """Understood, and deliberately not supported."""
+
+
+class ExportError(DraftrtError):
+    """The graph could not be produced or does not match its module."""
+
+
+class BuildError(DraftrtError):
+    """TensorRT refused the graph or died while building it."""
+
+
+class BundleError(DraftrtError):
+    """Manifest and files of a bundle disagree, or the folder cannot be written."""
+
+
+class BackendError(DraftrtError):
+    """A backend or package is missing, or cannot run on this machine."""
+
+
+class FeedError(DraftrtError):
+    """An array given to a graph does not fit its signature."""
+
+
+class ParityError(DraftrtError):
+    """Two computations were compared and differ."""
+
+    exit_code = 3
+
+
+def collect(findings: Sequence[DraftrtError]) -> None:
+    """Raise all findings as one error, or return when there are none.
+
+    The class is that of the first finding; each keeps its own hint on the line below it.
+
+    Raises:
+        DraftrtError: of the first finding's class, if there is any finding.
+    """
+    if not findings:
+        return
+    if len(findings) == 1:
+        raise findings[0]
+    lines = [f"{len(findings)} problems found:"]
+    lines += [f"  {number}. {finding.message}" + (f"\n     Hint: {finding.hint}" if finding.hint else "")
+              for number, finding in enumerate(findings, start=1)]
+    raise type(findings[0])("\n".join(lines))
