@@ -1,0 +1,1 @@
+"""From the ONNX graphs of a bundle to TensorRT plans; knows nothing of checkpoints."""

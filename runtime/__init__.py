@@ -1,0 +1,1 @@
+"""Runs a bundle: backends, caches and the lossless decoding loop; needs no PyTorch."""
