@@ -1,0 +1,107 @@
+# Everything a person or CI runs. `make` alone lists it.
+#
+# Each command that needs an environment makes it: .venv, with the versions of constraints/dev.txt.
+# It is made again only when pyproject.toml or constraints/dev.txt changes.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+DRAFT ?= tests/assets/tiny-dflash
+TARGET ?= tests/assets/tiny-target
+OUT ?= build/engine/$(shell basename -- $(call quote,$(DRAFT)))
+PRECISION ?=
+SM ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := export,hf,ort,rtx,validate
+
+# $(call quote,TEXT): one shell word, whatever spaces or quotes TEXT holds.
+quote = '$(subst ','\'',$(1))'
+# $(call option,--name,VALUE): the option and its value, or nothing when VALUE is empty.
+option = $(if $(2),$(1) $(call quote,$(2)))
+# ... || $(call stop,SENTENCE): say why and fail.
+stop = { echo "make: $(strip $(1))" >&2; exit 1; }
+
+.PHONY: help
+help: ## List these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@printf '\n%s\n' 'Variables of engine: DRAFT TARGET OUT PRECISION SM   of all: PYTHON WORKERS PYTEST_ARGS'
+
+# --- The main job -------------------------------------------------------------------------------
+
+.PHONY: engine
+engine: $(STAMP) ## DRAFT and TARGET to ONNX, a TensorRT-RTX plan, parity and a sample run
+	$(BIN)/draftrt engine $(call quote,$(DRAFT)) --target $(call quote,$(TARGET)) \
+	  -o $(call quote,$(OUT)) $(call option,--precision,$(PRECISION)) $(call option,--sm,$(SM))
+
+# --- Environment --------------------------------------------------------------------------------
+
+.PHONY: dev
+dev: $(STAMP) ## Make .venv with the package, its extras and the development tools
+
+$(STAMP): pyproject.toml constraints/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || $(call stop,\
+	  this needs Python 3.11 or newer (ONNX Runtime with TensorScatter); try: make PYTHON=python3.11 ...)
+	@$(PYTHON) -c 'import ensurepip, venv' || $(call stop,\
+	  $(PYTHON) cannot make environments; install its venv module (Debian: apt install python3-venv))
+	@echo 'Installing into $(VENV): minutes the first time, nothing once it is done'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --constraint constraints/dev.txt \
+	  --group dev --editable '.[$(EXTRAS)]'
+	@touch $@
+
+# --- Checks -------------------------------------------------------------------------------------
+
+.PHONY: lint
+lint: $(STAMP) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: fix
+fix: $(STAMP) ## ruff: repair what it can, then format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: type
+type: $(STAMP) ## mypy, strict: the package, then the tests
+	$(BIN)/mypy
+	$(BIN)/mypy tests
+
+# One thread a process: the workers share the cores. No model is ever fetched by a test.
+test parity wheel-check test-gpu: export OMP_NUM_THREADS := 1
+test parity wheel-check test-gpu: export HF_HUB_OFFLINE := 1
+
+.PHONY: test
+test: lint type ## All checks that need no GPU: lint, type, pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+.PHONY: parity
+parity: $(STAMP) ## Only the parity tests
+	$(BIN)/python -m pytest -m parity -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+.PHONY: wheel-check
+wheel-check: $(STAMP) ## Build sdist and wheel, and compare them with the tree
+	$(BIN)/python -m pytest tests/packaging $(PYTEST_ARGS)
+
+# `make test-gpu PYTEST="python3 -m pytest"` uses a machine's own packages and makes no .venv.
+.PHONY: test-gpu
+test-gpu: $(if $(PYTEST),,$(STAMP)) ## The GPU and TensorRT tests; each skips with its reason elsewhere
+	$(or $(PYTEST),$(BIN)/python -m pytest) -m 'gpu or trt' $(PYTEST_ARGS)
+
+.PHONY: ci
+ci: ## What CI runs
+	.ci/run
+
+.PHONY: clean
+clean: ## Remove .venv, caches and everything built, bundles under build/ included
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
