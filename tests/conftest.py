@@ -1,0 +1,73 @@
+"""What every test shares: the shipped assets, fixed seeds, and the one rule for skipping."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Asked in a process of its own: a process that has touched CUDA can no longer be forked.
+COUNT_DEVICES = """
+import ctypes, sys
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    sys.exit("no NVIDIA driver (libcuda.so.1) on this machine")
+status, count = cuda.cuInit(0), ctypes.c_int()
+if status or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+    sys.exit(f"an NVIDIA driver but no usable GPU (cuInit returned {status})")
+"""
+
+
+@functools.cache
+def missing_gpu() -> str:
+    """Why no GPU can be used here; empty when one can."""
+    asked = subprocess.run(
+        [sys.executable, "-c", COUNT_DEVICES], capture_output=True, text=True, check=False
+    )
+    return "" if asked.returncode == 0 else asked.stderr.strip() or "the GPU query crashed"
+
+
+@functools.cache
+def missing_tensorrt() -> str:
+    """Why no TensorRT can be used here; empty when one can."""
+    if any(importlib.util.find_spec(name) for name in ("tensorrt_rtx", "tensorrt")):
+        return ""
+    return "neither tensorrt_rtx nor tensorrt is installed"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run. Tests only carry markers; the rule is here alone."""
+    for item in items:
+        for marker, missing in (("gpu", missing_gpu), ("trt", missing_tensorrt)):
+            if item.get_closest_marker(marker) and (reason := missing()):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """Start every test from the same random state, alone or in a run, in any order."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - other packages still draw from the global state
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """The folder with the pair that ships: tiny-target, tiny-dflash, tiny-dspark."""
+    return ROOT / "tests" / "assets"
