@@ -136,11 +136,13 @@ class LayerSpec:
         is_causal: whether a block row sees only rows up to itself.
         window: sliding window in tokens; None for full attention.
         window_edge: where the window is counted from.
+        has_sink: whether each head has a learned sink logit in the softmax's denominator.
     """
 
     is_causal: bool
     window: int | None = None
     window_edge: WindowEdge = WindowEdge.QUERY
+    has_sink: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +248,6 @@ class DrafterSpec:
         attention_bias: whether q, k, v and o projections have biases.
         attention_scale: factor on the attention scores.
         attention_k_eq_v: whether values are the raw key projection (no ``v_proj``).
-        attention_sinks: whether each head has a learned sink logit.
         attention_value_scale: factor on the values.
         rope: rotary embedding.
         layers: visibility rules, one a layer.
@@ -290,7 +291,6 @@ class DrafterSpec:
     attention_bias: bool
     attention_scale: float
     attention_k_eq_v: bool
-    attention_sinks: bool
     attention_value_scale: float
     rope: RopeSpec
     layers: tuple[LayerSpec, ...]

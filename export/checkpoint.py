@@ -1,0 +1,200 @@
+"""Safetensors checkpoints read lazily: headers first, bytes only when a tensor is asked for.
+
+Knows files, names, dtypes and shapes; nothing about models. Pickled weights are never opened.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftrt.errors import CheckpointError, DraftrtError, collect
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}
+MAX_HEADER_BYTES = 100_000_000
+INDEX = "model.safetensors.index.json"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """Where a tensor lies, without having read it.
+
+    Attributes:
+        name: name in its checkpoint.
+        dtype: element type, or the format's own name where this version has no type for it.
+        shape: sizes of the axes.
+        file: safetensors file; None for a tensor in memory.
+        offset: first byte in the file.
+        array: content of a tensor in memory.
+    """
+
+    name: str
+    dtype: torch.dtype | str
+    shape: tuple[int, ...]
+    file: Path | None = None
+    offset: int = 0
+    array: Tensor | None = field(default=None, compare=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the content."""
+        if isinstance(self.dtype, str):
+            return 0
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def rows(self, start: int, stop: int) -> TensorRef:
+        """Return the tensor's rows ``start`` to ``stop`` along axis 0, still unread."""
+        assert isinstance(self.dtype, torch.dtype)
+        stride = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        array = None if self.array is None else self.array[start:stop]
+        return replace(self, shape=(stop - start, *self.shape[1:]),
+                       offset=self.offset + start * stride, array=array)
+
+    def read(self) -> Tensor:
+        """Return the content; a file-backed tensor maps the file copy-on-write.
+
+        Raises:
+            CheckpointError: the element type is not one that can be read.
+        """
+        if self.array is not None:
+            return self.array
+        if isinstance(self.dtype, str) or self.file is None:
+            raise CheckpointError(f"{self.name}: dtype {self.dtype} cannot be read")
+        count = int(np.prod(self.shape, dtype=np.int64))
+        if count == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        raw = np.memmap(self.file, dtype=np.uint8, mode="c", offset=self.offset, shape=(self.num_bytes,))
+        return torch.frombuffer(raw, dtype=self.dtype, count=count).reshape(self.shape)
+
+
+def from_array(name: str, array: np.ndarray[Any, Any]) -> TensorRef:
+    """Return a reference to a tensor in memory."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return TensorRef(name, tensor.dtype, tuple(tensor.shape), array=tensor)
+
+
+def read_headers(folder: Path) -> dict[str, TensorRef]:
+    """Return every tensor of a checkpoint folder, one file or a sharded index, by name.
+
+    Raises:
+        CheckpointError: no safetensors there (pickled files are named), a broken file or index.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder",
+                              hint="give a local checkpoint folder; nothing is downloaded")
+    index = folder / INDEX
+    files = _indexed_files(index) if index.is_file() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise _no_weights(folder)
+    refs: dict[str, TensorRef] = {}
+    findings: list[DraftrtError] = []
+    for file in files:
+        try:
+            for ref in _file_header(file):
+                if ref.name in refs:
+                    raise CheckpointError(f"{file}: tensor {ref.name!r} is also in {refs[ref.name].file}")
+                refs[ref.name] = ref
+        except CheckpointError as error:
+            findings.append(error)
+    collect(findings)
+    if index.is_file():
+        _check_index(index, refs)
+    return refs
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if pickled:
+        return CheckpointError(
+            f"{folder}: only pickled weights found ({', '.join(pickled[:4])}), expected *.safetensors",
+            hint="pickled files can run code and are never loaded; convert them with "
+                 "safetensors.torch.save_file, or take the publisher's safetensors files")
+    return CheckpointError(f"{folder}: no *.safetensors file found",
+                           hint="give the folder that holds config.json and model.safetensors")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        data = json.loads(index.read_text(encoding="utf-8"))
+        mapping = data["weight_map"]
+        if not isinstance(mapping, dict) or not all(isinstance(v, str) for v in mapping.values()):
+            raise TypeError("weight_map is not a map of names to file names")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{index}: unreadable index: {error!r:.200}") from error
+    return mapping
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    names = sorted(set(_weight_map(index).values()))
+    foreign = [name for name in names if Path(name).name != name]
+    if foreign:
+        raise CheckpointError(f"{index}: shards outside the folder: {foreign[:3]}")
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise CheckpointError(f"{index.parent}: shards missing: {missing}",
+                              hint="the download is incomplete")
+    return [index.parent / name for name in names]
+
+
+def _check_index(index: Path, refs: dict[str, TensorRef]) -> None:
+    mapping = _weight_map(index)
+    lost = sorted(set(mapping) - set(refs))
+    moved = sorted(name for name, ref in refs.items()
+                   if ref.file is not None and mapping.get(name) not in (None, ref.file.name))
+    if lost or moved:
+        raise CheckpointError(f"{index}: tensors not where the index says: missing {lost[:5]}, "
+                              f"elsewhere {moved[:5]}", hint="the download is incomplete or mixed")
+
+
+def _file_header(file: Path) -> list[TensorRef]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise CheckpointError(f"{file}: not a safetensors file, or cut short ({size} bytes)",
+                                  hint="download it again; a Git LFS pointer is a small text file")
+        raw = stream.read(length)
+    try:
+        header = json.loads(raw)
+        if not isinstance(header, dict):
+            raise TypeError("header is no object")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{file}: broken header: {error!r:.200}") from error
+    header.pop("__metadata__", None)
+    return [_entry(file, name, entry, 8 + length, size) for name, entry in header.items()]
+
+
+def _entry(file: Path, name: str, entry: Any, base: int, size: int) -> TensorRef:
+    try:
+        begin, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        dtype: torch.dtype | str = DTYPES.get(entry["dtype"], str(entry["dtype"]))
+        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in (*shape, begin, end)):
+            raise ValueError("sizes and offsets must be non-negative integers")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: broken entry {name!r}: {error!r:.200}") from error
+    ref = TensorRef(name, dtype, shape, file, base + begin)
+    count = 1
+    for length in shape:
+        count *= length
+    if isinstance(dtype, torch.dtype) and count * dtype.itemsize != end - begin:
+        raise CheckpointError(f"{file}: {name!r} has {end - begin} bytes, expected "
+                              f"{count * dtype.itemsize} for {list(shape)}")
+    if base + end > size:
+        raise CheckpointError(f"{file}: {name!r} ends past the file's {size} bytes",
+                              hint="the download is incomplete")
+    return ref

@@ -1,0 +1,23 @@
+"""DFlash v1 proposals: every row on its own, one argmax each."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from draftrt.export.weights import Weights
+from draftrt.export.yields import Yield
+from draftrt.spec import DrafterSpec
+
+
+def head_shapes(spec: DrafterSpec) -> dict[str, tuple[int, ...]]:
+    """DFlash v1 has no tensors beyond the backbone's."""
+    return {}
+
+
+def propose(spec: DrafterSpec, weights: Weights, rows: Yield) -> dict[str, Tensor]:
+    """Draft from each row's own logits.
+
+    Returns:
+        ``draft_vocab_ids`` [n] int64 and ``logits`` [n, V'] float32.
+    """
+    return {"draft_vocab_ids": rows.base_logits.argmax(dim=-1), "logits": rows.base_logits}

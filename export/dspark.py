@@ -1,0 +1,119 @@
+"""DSpark proposals: a sequential Markov head over the block's logits, and confidences.
+
+Formulas: DSpark paper (arXiv 2607.05147) and DeepSpec's ``markov_head.py``. For draft k with the
+previous token x and e = W1[x]: vanilla ``W2 e``; gated ``W2 (sigmoid(Wg [h; e]) * e)``; rnn carries
+a state s (zero at the first draft) through one joint projection of [s; e; h] into gate, candidate
+and output. W1 is indexed by target ids, W2 yields draft ids.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftrt.export import ops
+from draftrt.export.weights import Weights
+from draftrt.export.yields import Yield, to_target_ids
+from draftrt.spec import DrafterSpec
+
+MARKOV_TYPES = ("vanilla", "gated", "rnn")
+
+
+def head_shapes(spec: DrafterSpec) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of the Markov and confidence heads; -1 marks a free number of rows."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    rank = 0
+    if spec.markov is not None:
+        rank = spec.markov.rank
+        shapes["markov_head.markov_w1.weight"] = (-1, rank)
+        shapes["markov_head.markov_w2.weight"] = (spec.draft_vocab_size, rank)
+        if spec.markov.type == "gated":
+            shapes["markov_head.gate_proj.weight"] = (rank, spec.hidden_size + rank)
+            shapes["markov_head.gate_proj.bias"] = (rank,)
+        if spec.markov.type == "rnn":
+            shapes["markov_head.joint_proj.weight"] = (3 * rank, 2 * rank + spec.hidden_size)
+            shapes["markov_head.joint_proj.bias"] = (3 * rank,)
+    if spec.confidence is not None:
+        width = spec.hidden_size + (rank if spec.confidence.with_markov else 0)
+        shapes["confidence_head.proj.weight"] = (1, width)
+        if spec.confidence.has_bias:
+            shapes["confidence_head.proj.bias"] = (1,)
+    return shapes
+
+
+def propose(spec: DrafterSpec, weights: Weights, rows: Yield) -> dict[str, Tensor]:
+    """Draft left to right, each token's bias coming from the one before it.
+
+    Returns:
+        ``draft_vocab_ids`` [n] int64, ``logits`` [n, V'] float32 with the bias added and, with a
+        confidence head, ``confidence`` [n] float32.
+    """
+    if spec.markov is None:
+        drafted = {"draft_vocab_ids": rows.base_logits.argmax(dim=-1), "logits": rows.base_logits}
+        embedded = None
+    else:
+        drafted, embedded = _walk(spec, weights, rows)
+    if spec.confidence is not None:
+        drafted["confidence"] = _confidence(spec, weights, rows.hidden, embedded)
+    return drafted
+
+
+def _walk(spec: DrafterSpec, weights: Weights, rows: Yield) -> tuple[dict[str, Tensor], Tensor]:
+    step = MarkovSteps(spec, weights)
+    previous = rows.anchor
+    ids, logits, embedded = [], [], []
+    for k in range(spec.num_draft_tokens):
+        hidden = rows.hidden[k : k + 1]
+        e = step.embed(previous)
+        step_logits = rows.base_logits[k : k + 1] + step.bias(hidden, e)
+        chosen = step_logits.argmax(dim=-1)
+        previous = to_target_ids(spec, weights, chosen)
+        ids.append(chosen)
+        logits.append(step_logits)
+        embedded.append(e)
+    drafted = {"draft_vocab_ids": torch.cat(ids), "logits": torch.cat(logits)}
+    return drafted, torch.cat(embedded)
+
+
+class MarkovSteps:
+    """The Markov head as a step function; rnn keeps its state between calls."""
+
+    def __init__(self, spec: DrafterSpec, weights: Weights) -> None:
+        assert spec.markov is not None
+        self._type = spec.markov.type
+        self._weights = weights.below("markov_head")
+        self._state: Tensor | None = None
+
+    def embed(self, token: Tensor) -> Tensor:
+        """Return the embedding of the previous token [1], as [1, r] float32."""
+        return torch.nn.functional.embedding(token, self._weights("markov_w1.weight")).float()
+
+    def bias(self, hidden: Tensor, e: Tensor) -> Tensor:
+        """Return the logit bias [1, V'] float32 for a row's hidden [1, H] and embedding [1, r]."""
+        w = self._weights
+        if self._type == "gated":
+            gate = ops.linear(torch.cat((hidden, e), dim=-1), w("gate_proj.weight"), w("gate_proj.bias"))
+            e = torch.sigmoid(gate.float()) * e
+        elif self._type == "rnn":
+            e = self._advance(hidden, e)
+        return ops.linear(e, w("markov_w2.weight")).float()
+
+    def _advance(self, hidden: Tensor, e: Tensor) -> Tensor:
+        w = self._weights
+        state = torch.zeros_like(e) if self._state is None else self._state
+        joint = ops.linear(torch.cat((state, e, hidden), dim=-1), w("joint_proj.weight"),
+                           w("joint_proj.bias")).float()
+        gate, candidate, output = joint.chunk(3, dim=-1)
+        gate = torch.sigmoid(gate)
+        self._state = gate * state + (1 - gate) * torch.tanh(candidate)
+        return torch.tanh(output)
+
+
+def _confidence(spec: DrafterSpec, weights: Weights, hidden: Tensor, embedded: Tensor | None) -> Tensor:
+    """Probability [n] float32 that draft k survives given that those before it did."""
+    assert spec.confidence is not None
+    features = hidden
+    if spec.confidence.with_markov and embedded is not None:
+        features = torch.cat((hidden, embedded), dim=-1)
+    w = weights.below("confidence_head.proj")
+    return torch.sigmoid(ops.linear(features, w("weight"), w.get("bias")).float())[:, 0]

@@ -1,0 +1,86 @@
+"""The Gemma-4-flavoured decoder layer of a drafter.
+
+Differs from Qwen3 in: values may be the raw key projection and are normed without a weight, four
+norms a layer, the whole state times a scalar at the end, attention scale 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftrt.export import ops
+from draftrt.export.activations import ACTIVATIONS
+from draftrt.export.ops import Profile
+from draftrt.export.qwen3 import attend_with_cache
+from draftrt.export.view import View
+from draftrt.export.weights import Weights
+from draftrt.spec import DrafterSpec, LayerSpec
+
+
+def layer_shapes(spec: DrafterSpec, rule: LayerSpec) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of one layer, name below ``layers.i`` to shape."""
+    hidden, dim = spec.hidden_size, spec.head_dim
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    shapes: dict[str, tuple[int, ...]] = {f"{name}_layernorm.weight": (hidden,) for name in norms}
+    shapes |= {
+        "layer_scalar": (1,),
+        "self_attn.q_norm.weight": (dim,),
+        "self_attn.k_norm.weight": (dim,),
+        "self_attn.q_proj.weight": (spec.num_heads * dim, hidden),
+        "self_attn.k_proj.weight": (spec.num_kv_heads * dim, hidden),
+        "self_attn.o_proj.weight": (hidden, spec.num_heads * dim),
+        "mlp.gate_proj.weight": (spec.intermediate_size, hidden),
+        "mlp.up_proj.weight": (spec.intermediate_size, hidden),
+        "mlp.down_proj.weight": (hidden, spec.intermediate_size),
+    }
+    if not spec.attention_k_eq_v:
+        shapes["self_attn.v_proj.weight"] = (spec.num_kv_heads * dim, hidden)
+    if spec.attention_bias:
+        for name in ("q", "k", "o") + (() if spec.attention_k_eq_v else ("v",)):
+            shapes[f"self_attn.{name}_proj.bias"] = shapes[f"self_attn.{name}_proj.weight"][:1]
+    return shapes
+
+
+class Layer:
+    """One decoder layer over explicit caches."""
+
+    def __init__(self, spec: DrafterSpec, rule: LayerSpec, weights: Weights, profile: Profile) -> None:
+        self._spec = spec
+        self._rule = rule
+        self._weights = weights
+        self._profile = profile
+
+    def __call__(self, x: Tensor, context: Tensor, view: View, keys: Tensor,
+                 values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Advance the block through the layer; shapes as in `draftrt.export.qwen3.Layer`."""
+        w = self._weights
+        attended, keys, values = self._attention(self._norm("input", x), context, view, keys, values)
+        x = x + self._norm("post_attention", attended)
+        x = x + self._norm("post_feedforward", self._mlp(self._norm("pre_feedforward", x)))
+        return x * w("layer_scalar").float(), keys, values
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self._weights(f"{name}_layernorm.weight"), self._spec.rms_norm_eps)
+
+    def _attention(self, u: Tensor, context: Tensor, view: View, keys: Tensor,
+                   values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        spec, w = self._spec, self._weights.below("self_attn")
+        eps, count = spec.rms_norm_eps, view.num_queries
+        both = torch.cat((context, u))  # [T + K, H]
+        query = ops.linear(u, w("q_proj.weight"), w.get("q_proj.bias"))
+        raw = ops.linear(both, w("k_proj.weight"), w.get("k_proj.bias"))
+        value = raw if spec.attention_k_eq_v else ops.linear(both, w("v_proj.weight"), w.get("v_proj.bias"))
+        query = query.reshape(count, spec.num_heads, spec.head_dim)
+        raw = raw.reshape(-1, spec.num_kv_heads, spec.head_dim)
+        value = ops.rms_norm(value.reshape(-1, spec.num_kv_heads, spec.head_dim), None, eps)
+        query = ops.rms_norm(query, w("q_norm.weight"), eps).transpose(0, 1)[None]
+        key = ops.rms_norm(raw, w("k_norm.weight"), eps).transpose(0, 1)[None]
+        attended, keys, values = attend_with_cache(
+            spec, self._rule, self._profile, view, query, key, value.transpose(0, 1)[None], keys, values)
+        return ops.linear(attended, w("o_proj.weight"), w.get("o_proj.bias")).float(), keys, values
+
+    def _mlp(self, u: Tensor) -> Tensor:
+        w = self._weights.below("mlp")
+        gate = ACTIVATIONS[self._spec.activation](ops.linear(u, w("gate_proj.weight")))
+        return ops.linear(gate * ops.linear(u, w("up_proj.weight")), w("down_proj.weight")).float()

@@ -1,0 +1,155 @@
+"""The few operators of a drafter or target graph, each with two forms of the same answer.
+
+Eager form: plain PyTorch, used as the reference and traced for the ``compat`` profile (ONNX opset
+20 operators). Fixed form: the ONNX operator that has no PyTorch counterpart (``TensorScatter``,
+``Attention`` with a valid length), emitted while tracing for the ``fixed`` profile (opset 24).
+Nothing here knows what a drafter is.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Profile(str, Enum):
+    """Which ONNX operators a traced graph may use."""
+
+    FIXED = "fixed"
+    COMPAT = "compat"
+
+    @property
+    def opset(self) -> int:
+        """ONNX opset version of the profile."""
+        return 24 if self is Profile.FIXED else 20
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``x @ weight.T + bias`` in the weight's dtype.
+
+    Traced as ``Gemm(transB=1)``, so that weights keep their checkpoint layout and name.
+
+    Args:
+        x: [R, in], any float dtype.
+        weight: [out, in].
+        bias: [out] or None.
+    """
+    x = x.to(weight.dtype)
+    if not torch.onnx.is_in_onnx_export():
+        return F.linear(x, weight, bias)
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    return torch.onnx.ops.symbolic(  # type: ignore[no-any-return]
+        "Gemm", inputs, {"transB": 1}, dtype=x.dtype, shape=(x.shape[0], weight.shape[0]), version=13
+    )
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return the root-mean-square norm of the last axis in float32, times ``weight``."""
+    scale = None if weight is None else weight.float()
+    return F.rms_norm(x.float(), (x.shape[-1],), scale, eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, profile: Profile) -> Tensor:
+    """Rotate the first ``2 * cos.shape[-1]`` elements of each head by its position's angles.
+
+    Args:
+        x: [1, heads, R, D] float32.
+        cos: [1, R, rotary_dim / 2] float32.
+        sin: as ``cos``.
+        interleaved: pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
+        profile: operators allowed when traced.
+    """
+    half = cos.shape[-1]
+    if torch.onnx.is_in_onnx_export() and profile is Profile.FIXED:
+        partial = 0 if 2 * half == x.shape[-1] else 2 * half
+        return torch.onnx.ops.rotary_embedding(
+            x, cos, sin, interleaved=interleaved, rotary_embedding_dim=partial
+        )
+    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
+    cos, sin = cos[:, None], sin[:, None]  # [1, 1, R, half]
+    if interleaved:
+        pairs = rotated.unflatten(-1, (half, 2))
+        first, second = pairs[..., 0], pairs[..., 1]
+    else:
+        first, second = rotated[..., :half], rotated[..., half:]
+    parts = (first * cos - second * sin, second * cos + first * sin)
+    out = torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
+    return out if rest.shape[-1] == 0 else torch.cat((out, rest), dim=-1)
+
+
+def write_cache(cache: Tensor, rows: Tensor, start: Tensor, profile: Profile) -> Tensor:
+    """Return ``cache`` with ``rows`` written from row ``start`` on.
+
+    Args:
+        cache: [1, G, L, D].
+        rows: [1, G, R, D] with ``start + R <= L``.
+        start: [1] int64.
+        profile: operators allowed when traced.
+    """
+    if torch.onnx.is_in_onnx_export() and profile is Profile.FIXED:
+        return torch.onnx.ops.symbolic(  # type: ignore[no-any-return]
+            "TensorScatter", (cache, rows, start), {"axis": 2, "mode": "linear"},
+            dtype=cache.dtype, shape=cache.shape, version=24,
+        )
+    index = torch.arange(rows.shape[2], device=rows.device) + start
+    return cache.index_copy(2, index, rows)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, *, valid: Tensor, mask: Tensor | None,
+           scale: float, profile: Profile) -> Tensor:
+    """Attend over the first ``valid`` rows of a cache; every group of N/G heads shares a key head.
+
+    Args:
+        query: [1, N, R, D].
+        keys: [1, G, L, D] in the query's dtype.
+        values: as ``keys``.
+        valid: [1] int64, rows of the cache that hold something.
+        mask: [1, 1, R, L] bool, true where a row may look; it already excludes rows at and past
+            ``valid``. None: every valid row.
+        scale: factor on the scores.
+        profile: operators allowed when traced.
+
+    Returns:
+        [1, N, R, D] in the query's dtype.
+    """
+    if torch.onnx.is_in_onnx_export() and profile is Profile.FIXED:
+        inputs = (query, keys, values, mask) if mask is not None else (
+            query, keys, values, None, None, None, valid)
+        return torch.onnx.ops.symbolic(  # type: ignore[no-any-return]
+            "Attention", inputs, {"scale": scale}, dtype=query.dtype, shape=query.shape, version=24
+        )
+    if mask is None:
+        mask = (torch.arange(keys.shape[2], device=keys.device) < valid)[None, None, None]
+    return attend_plainly(query, keys, values, mask=mask, scale=scale)
+
+
+def attend_plainly(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor, scale: float,
+                   sinks: Tensor | None = None) -> Tensor:
+    """Attend with a mask and, if given, a sink logit a head; softmax in float32.
+
+    Args:
+        query: [1, N, R, D].
+        keys: [1, G, L, D].
+        values: [1, G, L, D].
+        mask: [1, 1, R or 1, L] bool.
+        scale: factor on the scores.
+        sinks: [N], logits that join the softmax's denominator with a zero value.
+
+    Returns:
+        [1, N, R, D] in the query's dtype.
+    """
+    _, heads, rows, dim = query.shape
+    groups = keys.shape[1]
+    grouped = query.reshape(1, groups, (heads // groups) * rows, dim)
+    scores = (grouped @ keys.transpose(-1, -2)).float() * scale
+    scores = scores.reshape(1, heads, rows, keys.shape[2]).masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        column = sinks.float().reshape(1, heads, 1, 1).expand(1, heads, rows, 1)
+        weights = torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)
+    weights = weights.to(query.dtype).reshape(1, groups, (heads // groups) * rows, keys.shape[2])
+    return (weights @ values).reshape(1, heads, rows, dim)

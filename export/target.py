@@ -1,0 +1,187 @@
+"""A target's facts and its two shared tables, read from config and headers alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from draftrt.errors import CheckpointError, DraftrtError, collect
+from draftrt.export.checkpoint import TensorRef, read_headers
+from draftrt.export.facts import Facts, read_json
+from draftrt.spec import TargetSpec
+
+EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
+PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.", "model.",
+            "transformer.", "model.llm.", "backbone.", "")
+EMBED_NAMES = ("embed_tokens.weight", "embed.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight")
+HEAD_NAMES = ("lm_head.weight", "unembed.weight", "output.weight", "embed_out.weight")
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target as a drafter sees it.
+
+    Attributes:
+        spec: its facts.
+        tables: ``embed_tokens.weight`` and ``lm_head.weight``, where they were found.
+        folder: its checkpoint; None for tables in memory.
+    """
+
+    spec: TargetSpec
+    tables: Mapping[str, TensorRef]
+    folder: Path | None = None
+
+
+def read_target(folder: Path) -> Target:
+    """Read a target's config and headers.
+
+    Raises:
+        DraftrtError: config or weights missing or ill-formed; all findings at once.
+    """
+    findings: list[DraftrtError] = []
+    refs: dict[str, TensorRef] = {}
+    try:
+        refs = read_headers(folder)
+    except CheckpointError as error:
+        findings.append(error)
+    try:
+        facts = Facts(read_json(folder / "config.json"), folder / "config.json")
+    except CheckpointError as error:
+        collect([*findings, error])
+        raise
+    tables = _tables(folder, refs, facts, findings) if refs else {}
+    spec = read_target_spec(facts, tables)
+    collect([*findings, *facts.findings])
+    return Target(spec, tables, folder)
+
+
+def read_target_spec(facts: Facts, tables: Mapping[str, TensorRef]) -> TargetSpec:
+    """Resolve a target's facts; findings stay in ``facts``."""
+    body = next((f"{key}." for key in ("text_config", "llm_config", "language_config") if facts.table(key)), "")
+    names = facts.raw("architectures")
+    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if not architecture:
+        facts.error("architectures is missing, expected the target's architecture")
+    facts.say("architecture", "architectures")
+    padded = facts.number("vocab_size", [f"{body}vocab_size"], low=2, high=1 << 26)
+    logical = facts.number("vocab_size", [f"{body}unpadded_vocab_size", "unpadded_vocab_size"], low=2, high=1 << 26,
+                           default=padded, why=f"{body}vocab_size")
+    table = tables.get(EMBED)
+    rows = table.shape[0] if table is not None else None
+    facts.say("table_rows", f"tensor {table.name}" if table is not None else "no embedding table was read")
+    if rows is not None and rows < logical:
+        facts.error(f"embedding table {table.name if table else ''} has {rows} rows, expected at least "
+                    f"{logical} (vocab_size)")
+    spec = TargetSpec(
+        architecture=architecture,
+        model_type=facts.text("model_type", [f"{body}model_type", "model_type"]),
+        num_layers=facts.number("num_layers", [f"{body}num_hidden_layers"], low=1, high=4096),
+        hidden_size=facts.number("hidden_size", [f"{body}hidden_size"], low=2, high=1 << 24),
+        vocab_size=logical, table_rows=rows,
+        tie_word_embeddings=_is_tied(facts, body), eos_token_ids=_eos(facts, body),
+        sources={key: value for key, value in facts.sources.items()
+                 if key in TargetSpec.__dataclass_fields__ and key != "sources"})
+    return spec
+
+
+def _is_tied(facts: Facts, body: str) -> bool:
+    return facts.flag("tie_word_embeddings", [f"{body}tie_word_embeddings", "tie_word_embeddings"],
+                      default=False, why="default false")
+
+
+def _eos(facts: Facts, body: str) -> tuple[int, ...]:
+    for path in dict.fromkeys((f"{body}eos_token_id", "eos_token_id")):
+        value = facts.raw(path)
+        ids = value if isinstance(value, list) else [value]
+        if all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            facts.say("eos_token_ids", path)
+            return tuple(ids)
+    facts.say("eos_token_ids", "not stated")
+    return ()
+
+
+def _tables(folder: Path, refs: Mapping[str, TensorRef], facts: Facts,
+            findings: list[DraftrtError]) -> dict[str, TensorRef]:
+    """Find the embedding and LM-head tables; a tied head is the embedding."""
+    found: dict[str, TensorRef] = {}
+    embed = _find(refs, EMBED_NAMES)
+    head = _find(refs, HEAD_NAMES)
+    body = next((f"{key}." for key in ("text_config", "llm_config", "language_config") if facts.table(key)), "")
+    tied = facts.raw(f"{body}tie_word_embeddings")
+    tied = facts.raw("tie_word_embeddings") if tied is None else tied
+    if head is None and embed is not None:
+        if tied is False:
+            findings.append(CheckpointError(f"{folder}: no LM head found, and tie_word_embeddings is false",
+                                            hint=f"expected a tensor named one of {HEAD_NAMES}"))
+        else:
+            head = embed
+    if embed is None:
+        findings.append(CheckpointError(f"{folder}: no embedding table found",
+                                        hint=f"expected a tensor named one of {EMBED_NAMES}"))
+    for name, ref in ((EMBED, embed), (HEAD, head)):
+        if ref is None:
+            continue
+        if ref.dtype not in FLOATS or len(ref.shape) != 2:
+            findings.append(CheckpointError(
+                f"{folder}: {ref.name} is {ref.dtype} {list(ref.shape)}, expected a 16- or 32-bit float table",
+                hint="a quantised embedding or head cannot be shared with the drafter"))
+            continue
+        found[name] = ref
+    return found
+
+
+def _find(refs: Mapping[str, TensorRef], names: tuple[str, ...]) -> TensorRef | None:
+    for prefix in PREFIXES:
+        for name in names:
+            if prefix + name in refs:
+                return refs[prefix + name]
+    return None
+
+
+def check_tokenizer(folder: Path, spec: TargetSpec) -> tuple[list[DraftrtError], list[str]]:
+    """Check tokenizer and chat template before any work; return findings and warnings."""
+    findings: list[DraftrtError] = []
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        others = sorted(p.name for p in folder.glob("*token*"))
+        return [CheckpointError(f"{folder}: no tokenizer.json, found {others}",
+                                hint="save the fast tokenizer beside the target with "
+                                     "AutoTokenizer.from_pretrained(...).save_pretrained(...)")], []
+    try:
+        data = read_json(path)
+        vocab = data.get("model", {}).get("vocab", {})
+        ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
+        ids += [token["id"] for token in data.get("added_tokens", [])]
+        largest = max((i for i in ids if isinstance(i, int)), default=-1)
+        if largest < 0 or largest >= spec.vocab_size:
+            findings.append(CheckpointError(
+                f"{path}: largest id is {largest}, expected 0 to {spec.vocab_size - 1} (the target's vocabulary)",
+                hint="the tokenizer belongs to another model"))
+    except CheckpointError as error:
+        findings.append(error)
+    except (AttributeError, KeyError, TypeError) as error:
+        findings.append(CheckpointError(f"{path}: not a tokenizer file: {error!r:.100}"))
+    return findings, _check_template(folder, findings)
+
+
+def _check_template(folder: Path, findings: list[DraftrtError]) -> list[str]:
+    config = folder / "tokenizer_config.json"
+    inline = None
+    if config.is_file():
+        try:
+            inline = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+        except (OSError, ValueError, AttributeError) as error:
+            findings.append(CheckpointError(f"{config}: cannot be read as JSON: {error!s:.100}"))
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if text.count("{%") != text.count("%}"):
+            findings.append(CheckpointError(f"{file}: unbalanced template tags",
+                                            hint="the file was cut short; copy it from the publisher"))
+        return []
+    return [] if inline else [f"{folder.name} has no chat template: --chat will be refused for this bundle"]
