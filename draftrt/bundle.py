@@ -144,8 +144,10 @@ class Bundle:
         wrong = [_size_problem(folder / name, size) for name, size in sizes.items()]
         problems = [problem for problem in wrong if problem]
         if problems:
-            raise BundleError(f"{folder}: " + "; ".join(problems),
-                              hint="the bundle was changed after it was written; export it again")
+            raise BundleError(
+                f"{folder}: " + "; ".join(problems),
+                hint="the bundle was changed after it was written; export it again",
+            )
         return bundle
 
     def graph(self, name: str = "draft") -> GraphEntry:
@@ -155,7 +157,9 @@ class Bundle:
             BundleError: the bundle has no such graph.
         """
         if name not in self.manifest.graphs:
-            raise BundleError(f"{self.path}: no graph {name!r}, it has {sorted(self.manifest.graphs)}")
+            raise BundleError(
+                f"{self.path}: no graph {name!r}, it has {sorted(self.manifest.graphs)}"
+            )
         return self.manifest.graphs[name]
 
     def file(self, relative: str) -> Path:
@@ -169,8 +173,9 @@ class Bundle:
             BundleError: the bundle holds a target alone.
         """
         if self.manifest.drafter is None:
-            raise BundleError(f"{self.path}: holds a target and no drafter",
-                              hint="export a drafter with --target")
+            raise BundleError(
+                f"{self.path}: holds a target and no drafter", hint="export a drafter with --target"
+            )
         return self.manifest.drafter
 
     def verify_hashes(self) -> None:
@@ -179,11 +184,16 @@ class Bundle:
         Raises:
             BundleError: lists every file whose content changed.
         """
-        changed = [name for name, entry in self.manifest.files.items()
-                   if sha256_of(self.path / name) != entry.sha256]
+        changed = [
+            name
+            for name, entry in self.manifest.files.items()
+            if sha256_of(self.path / name) != entry.sha256
+        ]
         if changed:
-            raise BundleError(f"{self.path}: content changed since it was written: {changed}",
-                              hint="export it again, or restore the files")
+            raise BundleError(
+                f"{self.path}: content changed since it was written: {changed}",
+                hint="export it again, or restore the files",
+            )
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -196,14 +206,18 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BundleError(f"{folder}: no {MANIFEST} there",
-                          hint="give the folder that `draftrt export ... -o` wrote") from error
+        raise BundleError(
+            f"{folder}: no {MANIFEST} there",
+            hint="give the folder that `draftrt export ... -o` wrote",
+        ) from error
     except (OSError, ValueError) as error:
         raise BundleError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
         got = (data.get("format"), data.get("version")) if isinstance(data, dict) else type(data)
-        raise BundleError(f"{path}: got format {got}, expected ('{FORMAT}', {VERSION})",
-                          hint="export the bundle again with this version of draftrt")
+        raise BundleError(
+            f"{path}: got format {got}, expected ('{FORMAT}', {VERSION})",
+            hint="export the bundle again with this version of draftrt",
+        )
     return from_json(Manifest, {k: v for k, v in data.items() if k not in ("format", "version")})
 
 
@@ -264,9 +278,11 @@ def add_plan(bundle: Bundle, entry: PlanEntry) -> Bundle:
 
 def hash_files(folder: Path) -> dict[str, FileEntry]:
     """Return size and hash of every file below ``folder`` except the manifest and plans."""
-    return {str(path.relative_to(folder)): FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name != MANIFEST and "plans" not in path.parts}
+    return {
+        str(path.relative_to(folder)): FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST and "plans" not in path.parts
+    }
 
 
 def sha256_of(path: Path) -> str:

@@ -15,11 +15,23 @@ from draftrt.errors import DraftrtError
 
 COMMANDS = {
     "export": ("draftrt.export.command", "export", "Trace a drafter (and target) into a bundle."),
-    "inspect": ("draftrt.export.inspect_command", "inspect", "Show every resolved fact of a checkpoint."),
+    "inspect": (
+        "draftrt.export.inspect_command",
+        "inspect",
+        "Show every resolved fact of a checkpoint.",
+    ),
     "build": ("draftrt.engines.command", "build", "Build a TensorRT plan from a bundle."),
     "run": ("draftrt.runtime.command", "run", "Decode a prompt with drafter and target."),
-    "bench": ("draftrt.runtime.bench_command", "bench", "Measure speculation against plain decoding."),
-    "validate": ("draftrt.validate.command", "validate", "Check parity, golden cases, trajectories."),
+    "bench": (
+        "draftrt.runtime.bench_command",
+        "bench",
+        "Measure speculation against plain decoding.",
+    ),
+    "validate": (
+        "draftrt.validate.command",
+        "validate",
+        "Check parity, golden cases, trajectories.",
+    ),
     "engine": ("draftrt.validate.engine_command", "engine", "Export, build, check and try a pair."),
 }
 

@@ -53,7 +53,9 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         kinds = [args[0]] * len(data) if args[-1] is Ellipsis else list(args)
         if len(kinds) != len(data):
             raise _wrong(where, data, f"{len(kinds)} entries")
-        return tuple(_decode(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, data)))
+        return tuple(
+            _decode(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, data))
+        )
     if origin in (dict, Mapping):
         if not isinstance(data, dict):
             raise _wrong(where, data, "an object")
@@ -87,15 +89,24 @@ def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
         raise _wrong(where, data, f"an object ({kind.__name__})")
     hints = typing.get_type_hints(kind)
     names = {f.name for f in dataclasses.fields(kind)}
-    required = {f.name for f in dataclasses.fields(kind)
-                if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
+    required = {
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
     unknown, missing = sorted(set(data) - names), sorted(required - set(data))
     if unknown or missing:
-        raise BundleError(f"{where}: unknown keys {unknown}, missing keys {missing}",
-                          hint="the file was written by another draftrt version; export it again")
-    return kind(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in data.items()})
+        raise BundleError(
+            f"{where}: unknown keys {unknown}, missing keys {missing}",
+            hint="the file was written by another draftrt version; export it again",
+        )
+    return kind(
+        **{name: _decode(hints[name], item, f"{where}.{name}") for name, item in data.items()}
+    )
 
 
 def _wrong(where: str, data: Any, expected: str) -> BundleError:
-    return BundleError(f"{where}: got {data!r:.80}, expected {expected}",
-                       hint="the file was edited or written by another draftrt version")
+    return BundleError(
+        f"{where}: got {data!r:.80}, expected {expected}",
+        hint="the file was edited or written by another draftrt version",
+    )

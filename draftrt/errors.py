@@ -91,6 +91,8 @@ def collect(findings: Sequence[DraftrtError]) -> None:
     if len(findings) == 1:
         raise findings[0]
     lines = [f"{len(findings)} problems found:"]
-    lines += [f"  {number}. {finding.message}" + (f"\n     Hint: {finding.hint}" if finding.hint else "")
-              for number, finding in enumerate(findings, start=1)]
+    lines += [
+        f"  {number}. {finding.message}" + (f"\n     Hint: {finding.hint}" if finding.hint else "")
+        for number, finding in enumerate(findings, start=1)
+    ]
     raise type(findings[0])("\n".join(lines))

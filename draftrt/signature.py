@@ -44,9 +44,11 @@ class DimRange:
     def __post_init__(self) -> None:
         """Refuse a range that is not 1 <= min <= opt <= max."""
         if not 1 <= self.min <= self.opt <= self.max:
-            raise SpecError(f"dimension range must satisfy 1 <= min <= opt <= max, got "
-                            f"{self.min}, {self.opt}, {self.max}",
-                            hint="raise --max-context or lower the optimum")
+            raise SpecError(
+                f"dimension range must satisfy 1 <= min <= opt <= max, got "
+                f"{self.min}, {self.opt}, {self.max}",
+                hint="raise --max-context or lower the optimum",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +100,9 @@ class Signature:
         return tuple(tensor.name for tensor in self.outputs)
 
 
-def check_feeds(signature: Signature, feeds: Mapping[str, ArrayLike],
-                hints: Mapping[str, str] | None = None) -> None:
+def check_feeds(
+    signature: Signature, feeds: Mapping[str, ArrayLike], hints: Mapping[str, str] | None = None
+) -> None:
     """Check names, dtypes and shapes of all feeds against the signature.
 
     Args:
@@ -121,17 +124,21 @@ def check_feeds(signature: Signature, feeds: Mapping[str, ArrayLike],
         if str(array.dtype) != tensor.dtype:
             problems.append(f"{tensor.name}: got dtype {array.dtype}, expected {tensor.dtype}")
         if not _fits(tensor.shape, tuple(array.shape), signature.dimensions):
-            problems.append(f"{tensor.name}: got shape {list(array.shape)}, expected "
-                            f"{describe_shape(tensor.shape, signature.dimensions)}")
+            problems.append(
+                f"{tensor.name}: got shape {list(array.shape)}, expected "
+                f"{describe_shape(tensor.shape, signature.dimensions)}"
+            )
             if hints and tensor.name in hints:
                 causes.append(hints[tensor.name])
     if problems:
-        raise FeedError("feeds do not fit the graph's signature: " + "; ".join(problems),
-                        hint="; ".join(causes))
+        raise FeedError(
+            "feeds do not fit the graph's signature: " + "; ".join(problems), hint="; ".join(causes)
+        )
 
 
 def describe_shape(shape: tuple[int | str, ...], dimensions: Mapping[str, DimRange]) -> str:
     """Return a shape as text, symbolic sizes with their range: ``[1, T (1..4080), 288]``."""
+
     def one(size: int | str) -> str:
         if isinstance(size, int):
             return str(size)
@@ -140,8 +147,9 @@ def describe_shape(shape: tuple[int | str, ...], dimensions: Mapping[str, DimRan
     return "[" + ", ".join(one(size) for size in shape) + "]"
 
 
-def _fits(expected: tuple[int | str, ...], got: tuple[int, ...],
-          dimensions: Mapping[str, DimRange]) -> bool:
+def _fits(
+    expected: tuple[int | str, ...], got: tuple[int, ...], dimensions: Mapping[str, DimRange]
+) -> bool:
     if len(expected) != len(got):
         return False
     for want, have in zip(expected, got):

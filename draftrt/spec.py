@@ -348,5 +348,7 @@ def _check_sources(spec: TargetSpec | DrafterSpec) -> None:
     facts = {f.name for f in dataclasses.fields(spec)} - {"sources", "warnings"}
     missing, unknown = sorted(facts - set(spec.sources)), sorted(set(spec.sources) - facts)
     if missing or unknown:
-        raise SpecError(f"{type(spec).__name__}: facts without a source {missing}, "
-                        f"sources without a fact {unknown}")
+        raise SpecError(
+            f"{type(spec).__name__}: facts without a source {missing}, "
+            f"sources without a fact {unknown}"
+        )

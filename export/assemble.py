@@ -19,11 +19,26 @@ from draftrt.export.families import tensor_shapes
 from draftrt.export.ops import Profile
 from draftrt.spec import DrafterSpec, Precision
 
-TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
-SMALL_HEADS = ("confidence_head.", "markov_head.gate_proj.", "markov_head.joint_proj.",
-               "candidate_selector.hidden_projection.")
-ALWAYS_FP32 = ("norm.weight", "layernorm.weight", "layer_scalar", "base_kernel", "attention_sink_bias",
-               "mask_embedding")
+TORCH = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+}
+SMALL_HEADS = (
+    "confidence_head.",
+    "markov_head.gate_proj.",
+    "markov_head.joint_proj.",
+    "candidate_selector.hidden_projection.",
+)
+ALWAYS_FP32 = (
+    "norm.weight",
+    "layernorm.weight",
+    "layer_scalar",
+    "base_kernel",
+    "attention_sink_bias",
+    "mask_embedding",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +67,20 @@ def graph_dtype(name: str, precision: Precision) -> torch.dtype:
     """
     if name == "d2t":
         return torch.int64
-    if precision is Precision.FP32 or name.startswith(("rope.", *SMALL_HEADS)) or name.endswith(ALWAYS_FP32):
+    if (
+        precision is Precision.FP32
+        or name.startswith(("rope.", *SMALL_HEADS))
+        or name.endswith(ALWAYS_FP32)
+    ):
         return torch.float32
     if name == "fc.weight" and precision is Precision.FP16:
         return torch.float32
     return TORCH[precision.dtype]
 
 
-def graph_tensors(spec: DrafterSpec, tensors: Mapping[str, TensorRef], precision: Precision,
-                  max_context: int) -> dict[str, GraphTensor]:
+def graph_tensors(
+    spec: DrafterSpec, tensors: Mapping[str, TensorRef], precision: Precision, max_context: int
+) -> dict[str, GraphTensor]:
     """Return every initialiser of a drafter's graph by name.
 
     The LM head and the Markov output table are cut to the ids that may be drafted, which is how
@@ -79,8 +99,13 @@ def graph_tensors(spec: DrafterSpec, tensors: Mapping[str, TensorRef], precision
     return made
 
 
-def reference_module(spec: DrafterSpec, tensors: Mapping[str, GraphTensor], *,
-                     extra_outputs: tuple[str, ...] = (), profile: Profile = Profile.FIXED) -> Drafter:
+def reference_module(
+    spec: DrafterSpec,
+    tensors: Mapping[str, GraphTensor],
+    *,
+    extra_outputs: tuple[str, ...] = (),
+    profile: Profile = Profile.FIXED,
+) -> Drafter:
     """Return the module with its contents loaded, ready to compute in eager mode."""
     contents = {name: tensor.source.read().to(tensor.dtype) for name, tensor in tensors.items()}
     return Drafter(spec, contents, profile=profile, extra_outputs=extra_outputs).eval()

@@ -18,10 +18,18 @@ from torch import Tensor
 from draftrt.errors import CheckpointError, DraftrtError, collect
 
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
 MAX_HEADER_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
@@ -60,8 +68,12 @@ class TensorRef:
         assert isinstance(self.dtype, torch.dtype)
         stride = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
         array = None if self.array is None else self.array[start:stop]
-        return replace(self, shape=(stop - start, *self.shape[1:]),
-                       offset=self.offset + start * stride, array=array)
+        return replace(
+            self,
+            shape=(stop - start, *self.shape[1:]),
+            offset=self.offset + start * stride,
+            array=array,
+        )
 
     def read(self) -> Tensor:
         """Return the content; a file-backed tensor maps the file copy-on-write.
@@ -76,7 +88,9 @@ class TensorRef:
         count = int(np.prod(self.shape, dtype=np.int64))
         if count == 0:
             return torch.empty(self.shape, dtype=self.dtype)
-        raw = np.memmap(self.file, dtype=np.uint8, mode="c", offset=self.offset, shape=(self.num_bytes,))
+        raw = np.memmap(
+            self.file, dtype=np.uint8, mode="c", offset=self.offset, shape=(self.num_bytes,)
+        )
         return torch.frombuffer(raw, dtype=self.dtype, count=count).reshape(self.shape)
 
 
@@ -93,8 +107,10 @@ def read_headers(folder: Path) -> dict[str, TensorRef]:
         CheckpointError: no safetensors there (pickled files are named), a broken file or index.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder",
-                              hint="give a local checkpoint folder; nothing is downloaded")
+        raise CheckpointError(
+            f"{folder}: no such folder",
+            hint="give a local checkpoint folder; nothing is downloaded",
+        )
     index = folder / INDEX
     files = _indexed_files(index) if index.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
@@ -105,7 +121,9 @@ def read_headers(folder: Path) -> dict[str, TensorRef]:
         try:
             for ref in _file_header(file):
                 if ref.name in refs:
-                    raise CheckpointError(f"{file}: tensor {ref.name!r} is also in {refs[ref.name].file}")
+                    raise CheckpointError(
+                        f"{file}: tensor {ref.name!r} is also in {refs[ref.name].file}"
+                    )
                 refs[ref.name] = ref
         except CheckpointError as error:
             findings.append(error)
@@ -121,9 +139,12 @@ def _no_weights(folder: Path) -> CheckpointError:
         return CheckpointError(
             f"{folder}: only pickled weights found ({', '.join(pickled[:4])}), expected *.safetensors",
             hint="pickled files can run code and are never loaded; convert them with "
-                 "safetensors.torch.save_file, or take the publisher's safetensors files")
-    return CheckpointError(f"{folder}: no *.safetensors file found",
-                           hint="give the folder that holds config.json and model.safetensors")
+            "safetensors.torch.save_file, or take the publisher's safetensors files",
+        )
+    return CheckpointError(
+        f"{folder}: no *.safetensors file found",
+        hint="give the folder that holds config.json and model.safetensors",
+    )
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -144,19 +165,25 @@ def _indexed_files(index: Path) -> list[Path]:
         raise CheckpointError(f"{index}: shards outside the folder: {foreign[:3]}")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
-        raise CheckpointError(f"{index.parent}: shards missing: {missing}",
-                              hint="the download is incomplete")
+        raise CheckpointError(
+            f"{index.parent}: shards missing: {missing}", hint="the download is incomplete"
+        )
     return [index.parent / name for name in names]
 
 
 def _check_index(index: Path, refs: dict[str, TensorRef]) -> None:
     mapping = _weight_map(index)
     lost = sorted(set(mapping) - set(refs))
-    moved = sorted(name for name, ref in refs.items()
-                   if ref.file is not None and mapping.get(name) not in (None, ref.file.name))
+    moved = sorted(
+        name
+        for name, ref in refs.items()
+        if ref.file is not None and mapping.get(name) not in (None, ref.file.name)
+    )
     if lost or moved:
-        raise CheckpointError(f"{index}: tensors not where the index says: missing {lost[:5]}, "
-                              f"elsewhere {moved[:5]}", hint="the download is incomplete or mixed")
+        raise CheckpointError(
+            f"{index}: tensors not where the index says: missing {lost[:5]}, elsewhere {moved[:5]}",
+            hint="the download is incomplete or mixed",
+        )
 
 
 def _file_header(file: Path) -> list[TensorRef]:
@@ -165,8 +192,10 @@ def _file_header(file: Path) -> list[TensorRef]:
         prefix = stream.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-            raise CheckpointError(f"{file}: not a safetensors file, or cut short ({size} bytes)",
-                                  hint="download it again; a Git LFS pointer is a small text file")
+            raise CheckpointError(
+                f"{file}: not a safetensors file, or cut short ({size} bytes)",
+                hint="download it again; a Git LFS pointer is a small text file",
+            )
         raw = stream.read(length)
     try:
         header = json.loads(raw)
@@ -183,7 +212,9 @@ def _entry(file: Path, name: str, entry: Any, base: int, size: int) -> TensorRef
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
         dtype: torch.dtype | str = DTYPES.get(entry["dtype"], str(entry["dtype"]))
-        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in (*shape, begin, end)):
+        if not all(
+            isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in (*shape, begin, end)
+        ):
             raise ValueError("sizes and offsets must be non-negative integers")
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: broken entry {name!r}: {error!r:.200}") from error
@@ -192,9 +223,12 @@ def _entry(file: Path, name: str, entry: Any, base: int, size: int) -> TensorRef
     for length in shape:
         count *= length
     if isinstance(dtype, torch.dtype) and count * dtype.itemsize != end - begin:
-        raise CheckpointError(f"{file}: {name!r} has {end - begin} bytes, expected "
-                              f"{count * dtype.itemsize} for {list(shape)}")
+        raise CheckpointError(
+            f"{file}: {name!r} has {end - begin} bytes, expected "
+            f"{count * dtype.itemsize} for {list(shape)}"
+        )
     if base + end > size:
-        raise CheckpointError(f"{file}: {name!r} ends past the file's {size} bytes",
-                              hint="the download is incomplete")
+        raise CheckpointError(
+            f"{file}: {name!r} ends past the file's {size} bytes", hint="the download is incomplete"
+        )
     return ref

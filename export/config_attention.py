@@ -12,8 +12,11 @@ def read_layer_types(facts: Facts, body: str, num_layers: int) -> tuple[str, ...
     """Return each layer's attention type; ``dflash_config.use_swa`` slides all where none does."""
     path = f"{body}layer_types"
     stated = facts.raw(path)
-    if stated is not None and (not isinstance(stated, list) or len(stated) != num_layers
-                               or not all(isinstance(kind, str) for kind in stated)):
+    if stated is not None and (
+        not isinstance(stated, list)
+        or len(stated) != num_layers
+        or not all(isinstance(kind, str) for kind in stated)
+    ):
         facts.error(f"{path}: got {stated!r:.80}, expected {num_layers} attention types")
         stated = None
     if stated is None:
@@ -22,8 +25,11 @@ def read_layer_types(facts: Facts, body: str, num_layers: int) -> tuple[str, ...
         types, source = tuple(stated), path
     unknown = sorted(set(types) - {FULL, SLIDING})
     if unknown:
-        facts.error(f"{path}: layer types {unknown} are not supported, expected {FULL} or {SLIDING}",
-                    "drafts with linear-attention or recurrent layers cannot be exported", unsupported=True)
+        facts.error(
+            f"{path}: layer types {unknown} are not supported, expected {FULL} or {SLIDING}",
+            "drafts with linear-attention or recurrent layers cannot be exported",
+            unsupported=True,
+        )
         types = tuple(FULL for _ in types)
     swa = facts.raw("dflash_config.use_swa")
     if swa is not None and not isinstance(swa, bool):
@@ -36,17 +42,23 @@ def read_layer_types(facts: Facts, body: str, num_layers: int) -> tuple[str, ...
 
 def _derived_types(facts: Facts, body: str, num_layers: int) -> tuple[tuple[str, ...], str]:
     first = facts.raw(f"{body}max_window_layers")
-    if facts.raw(f"{body}use_sliding_window") is True and facts.raw(f"{body}sliding_window") is not None:
+    if (
+        facts.raw(f"{body}use_sliding_window") is True
+        and facts.raw(f"{body}sliding_window") is not None
+    ):
         if isinstance(first, int) and not isinstance(first, bool):
             types = tuple(SLIDING if index >= first else FULL for index in range(num_layers))
             return types, f"{body}max_window_layers"
-        facts.error(f"{body}layer_types is missing, expected it beside use_sliding_window true",
-                    "state layer_types or max_window_layers")
+        facts.error(
+            f"{body}layer_types is missing, expected it beside use_sliding_window true",
+            "state layer_types or max_window_layers",
+        )
     return (FULL,) * num_layers, "default: full attention without layer_types"
 
 
-def read_layers(facts: Facts, body: str, types: tuple[str, ...], *, is_speculators: bool,
-                sinks: frozenset[int]) -> tuple[LayerSpec, ...]:
+def read_layers(
+    facts: Facts, body: str, types: tuple[str, ...], *, is_speculators: bool, sinks: frozenset[int]
+) -> tuple[LayerSpec, ...]:
     """Resolve window and causality of every layer.
 
     Args:
@@ -61,9 +73,13 @@ def read_layers(facts: Facts, body: str, types: tuple[str, ...], *, is_speculato
     facts.say("layers", f"{facts.sources['layers']}; causality: {why}")
     edge = WindowEdge.ANCHOR if is_speculators else WindowEdge.QUERY
     return tuple(
-        LayerSpec(is_causal=causal_sliding, window=window, window_edge=edge, has_sink=index in sinks)
-        if kind == SLIDING else LayerSpec(is_causal=causal_full, has_sink=index in sinks)
-        for index, kind in enumerate(types))
+        LayerSpec(
+            is_causal=causal_sliding, window=window, window_edge=edge, has_sink=index in sinks
+        )
+        if kind == SLIDING
+        else LayerSpec(is_causal=causal_full, has_sink=index in sinks)
+        for index, kind in enumerate(types)
+    )
 
 
 def _window(facts: Facts, body: str, types: tuple[str, ...]) -> int | None:
@@ -76,13 +92,16 @@ def _window(facts: Facts, body: str, types: tuple[str, ...]) -> int | None:
             facts.raw(path)
         return None
     if switch is False and facts.raw("dflash_config.use_swa") is not True:
-        facts.error(f"{body}use_sliding_window is false, but layer_types has {SLIDING} layers",
-                    "one of the two is wrong; a drafter run with the wrong one only loses acceptance")
+        facts.error(
+            f"{body}use_sliding_window is false, but layer_types has {SLIDING} layers",
+            "one of the two is wrong; a drafter run with the wrong one only loses acceptance",
+        )
     stated = facts.raw(paths[0])
     chosen = paths[:1] if stated is not None else paths[1:]
     facts.raw(paths[1])
-    return facts.number("window", chosen, low=1, high=1 << 30,
-                        hint="a sliding layer needs its window")
+    return facts.number(
+        "window", chosen, low=1, high=1 << 30, hint="a sliding layer needs its window"
+    )
 
 
 def _causality(facts: Facts, is_speculators: bool, has_sliding: bool) -> tuple[bool, bool, str]:
@@ -102,7 +121,8 @@ def _causality(facts: Facts, is_speculators: bool, has_sliding: bool) -> tuple[b
         if has_sliding:
             facts.warnings.append(
                 "sliding_window_non_causal is not stated: taken as false (causal), the publisher's own "
-                "default; vLLM's adapter reads a missing key the other way")
+                "default; vLLM's adapter reads a missing key the other way"
+            )
         return True, False, "default of speculators: sliding_window_non_causal false"
     if not isinstance(value, bool):
         facts.error(f"sliding_window_non_causal: got {value!r:.40}, expected true or false")

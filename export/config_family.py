@@ -20,11 +20,19 @@ ARCHITECTURES: dict[str, tuple[Family, Backbone]] = {
 }
 DEEPSPEC = frozenset({"Qwen3DSparkModel", "Gemma4DSparkModel"})
 MODEL_TYPES = {
-    "qwen3": Backbone.QWEN3, "qwen3_text": Backbone.QWEN3, "qwen3_5": Backbone.QWEN3,
-    "qwen3_5_text": Backbone.QWEN3, "dflash": Backbone.QWEN3, "dflash2": Backbone.QWEN3,
-    "dspark": Backbone.QWEN3, "llama": Backbone.QWEN3, "speculator_model": Backbone.QWEN3,
-    "speculators": Backbone.QWEN3, "muse_glimmer_assistant": Backbone.QWEN3,
-    "gemma4_text": Backbone.GEMMA4, "gemma4": Backbone.GEMMA4,
+    "qwen3": Backbone.QWEN3,
+    "qwen3_text": Backbone.QWEN3,
+    "qwen3_5": Backbone.QWEN3,
+    "qwen3_5_text": Backbone.QWEN3,
+    "dflash": Backbone.QWEN3,
+    "dflash2": Backbone.QWEN3,
+    "dspark": Backbone.QWEN3,
+    "llama": Backbone.QWEN3,
+    "speculator_model": Backbone.QWEN3,
+    "speculators": Backbone.QWEN3,
+    "muse_glimmer_assistant": Backbone.QWEN3,
+    "gemma4_text": Backbone.GEMMA4,
+    "gemma4": Backbone.GEMMA4,
 }
 MLA_TYPES = frozenset({"k3_dspark", "kimi_k3_dspark", "glm5_dspark", "deepseek_v3", "deepseek_v32"})
 V4_TYPES = frozenset({"deepseek_v4", "deepseek_v4_dspark"})
@@ -58,14 +66,22 @@ def read_kind(facts: Facts) -> Kind:
     if stated is not None and not names:
         facts.error(f"architectures: got {stated!r:.60}, expected a list of names")
     architecture = names[0] if names else ""
-    is_speculators = any(facts.raw(key) is not None for key in (
-        "speculators_model_type", "speculators_version", "speculators_config"))
+    is_speculators = any(
+        facts.raw(key) is not None
+        for key in ("speculators_model_type", "speculators_version", "speculators_config")
+    )
     body = "transformer_layer_config." if facts.table("transformer_layer_config") else ""
     refuse_backbones(facts, body, architecture)
     family = _family(facts, architecture)
     backbone = _backbone(facts, body, architecture)
-    return Kind(family, backbone, _format(facts, architecture, is_speculators), architecture,
-                is_speculators, body)
+    return Kind(
+        family,
+        backbone,
+        _format(facts, architecture, is_speculators),
+        architecture,
+        is_speculators,
+        body,
+    )
 
 
 def _family(facts: Facts, architecture: str) -> Family:
@@ -73,17 +89,28 @@ def _family(facts: Facts, architecture: str) -> Family:
     if architecture in ARCHITECTURES:
         claims["architectures"] = ARCHITECTURES[architecture][0]
     elif architecture:
-        facts.error(f"architectures: {architecture!r} is not a supported drafter, expected one of "
-                    f"{sorted(ARCHITECTURES)}", "give a DFlash, DFlash2 or DSpark drafter", unsupported=True)
+        facts.error(
+            f"architectures: {architecture!r} is not a supported drafter, expected one of "
+            f"{sorted(ARCHITECTURES)}",
+            "give a DFlash, DFlash2 or DSpark drafter",
+            unsupported=True,
+        )
         facts.is_whole = False
-    for path in ("speculators_model_type", "speculators_config.algorithm", "dflash_config.projector_type",
-                 "projector_type"):
+    for path in (
+        "speculators_model_type",
+        "speculators_config.algorithm",
+        "dflash_config.projector_type",
+        "projector_type",
+    ):
         value = facts.raw(path)
         if value is None or value == "domino":
             continue
         if value not in [family.value for family in Family]:
-            facts.error(f"{path}: {value!r:.60} is not supported, expected one of "
-                        f"{[family.value for family in Family]}", unsupported=True)
+            facts.error(
+                f"{path}: {value!r:.60} is not supported, expected one of "
+                f"{[family.value for family in Family]}",
+                unsupported=True,
+            )
             continue
         claims[path] = Family(value)
     if len(set(claims.values())) > 1:
@@ -91,8 +118,10 @@ def _family(facts: Facts, architecture: str) -> Family:
         facts.error(f"family is stated with different values: {shown}")
     if not claims:
         if not architecture:
-            facts.error(f"family is missing, expected architectures to name one of {sorted(ARCHITECTURES)}",
-                        "is this a drafter's config.json?")
+            facts.error(
+                f"family is missing, expected architectures to name one of {sorted(ARCHITECTURES)}",
+                "is this a drafter's config.json?",
+            )
         facts.is_whole = False
         return Family.DFLASH
     path, family = next(iter(claims.items()))
@@ -110,14 +139,20 @@ def _backbone(facts: Facts, body: str, architecture: str) -> Backbone:
     found = MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
     if found is None:
         if model_type not in MLA_TYPES | V4_TYPES:
-            facts.error(f"{path}: {model_type!r:.60} layers are not supported, expected one of "
-                        f"{sorted(MODEL_TYPES)}", unsupported=True)
+            facts.error(
+                f"{path}: {model_type!r:.60} layers are not supported, expected one of "
+                f"{sorted(MODEL_TYPES)}",
+                unsupported=True,
+            )
         found = by_name or Backbone.QWEN3
     if by_name is not None and found is not by_name and architecture in DEEPSPEC:
         facts.error(f"architectures says {architecture}, but {path} is {model_type!r}")
     if found is Backbone.GEMMA4 and by_name is not Backbone.GEMMA4:
-        facts.error(f"{path}: {model_type!r} layers in a {architecture or 'drafter'} are not supported",
-                    "Gemma-4 layers are known from DeepSpec's Gemma4DSparkModel", unsupported=True)
+        facts.error(
+            f"{path}: {model_type!r} layers in a {architecture or 'drafter'} are not supported",
+            "Gemma-4 layers are known from DeepSpec's Gemma4DSparkModel",
+            unsupported=True,
+        )
     facts.say("backbone", path)
     return found
 
@@ -143,15 +178,26 @@ REFUSED: dict[str, str] = {
 
 def refuse_backbones(facts: Facts, body: str, architecture: str) -> None:
     """Add a finding for every layer kind that is understood and not supported."""
+
     def refuse(what: str, evidence: str) -> None:
-        facts.error(f"{evidence}: {what} is not supported",
-                    "only dense GQA drafters (Qwen3 and Gemma-4 layers) can be exported", unsupported=True)
+        facts.error(
+            f"{evidence}: {what} is not supported",
+            "only dense GQA drafters (Qwen3 and Gemma-4 layers) can be exported",
+            unsupported=True,
+        )
         facts.is_whole = False
 
     model_type = facts.raw("model_type")
-    if architecture.startswith("DeepseekV4") or model_type in V4_TYPES or \
-            facts.raw("dspark_noise_token_id") is not None and facts.raw("n_mtp_layers") is not None:
-        refuse("a DSpark drafter embedded in a DeepSeek-V4 target (mtp.* stages)", f"model_type {model_type!r}")
+    if (
+        architecture.startswith("DeepseekV4")
+        or model_type in V4_TYPES
+        or (facts.raw("dspark_noise_token_id") is not None
+        and facts.raw("n_mtp_layers") is not None)
+    ):
+        refuse(
+            "a DSpark drafter embedded in a DeepSeek-V4 target (mtp.* stages)",
+            f"model_type {model_type!r}",
+        )
     for key in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim"):
         if facts.raw(f"{body}{key}") not in (None, 0):
             refuse("multi-head latent attention (MLA)", f"{body}{key}")
@@ -173,5 +219,8 @@ def refuse_backbones(facts: Facts, body: str, architecture: str) -> None:
                 refuse(what, scope + key)
     if facts.raw("model_arch") not in (None, "transformer"):
         refuse(f"model_arch {facts.raw('model_arch')!r:.40}", "model_arch")
-    if facts.raw("use_aux_hidden_state") is False or facts.raw("dflash_config.use_aux_hidden_state") is False:
+    if (
+        facts.raw("use_aux_hidden_state") is False
+        or facts.raw("dflash_config.use_aux_hidden_state") is False
+    ):
         refuse("a drafter without target hidden states", "use_aux_hidden_state")

@@ -21,22 +21,37 @@ def read_markov(facts: Facts, kind: Kind, shapes: Shapes) -> MarkovSpec | None:
     """Resolve the Markov head; absent keys are taken from the tensors, never from a name."""
     table = shapes.get("markov_head.markov_w1.weight")
     found = table[1] if table is not None and len(table) == 2 else 0
-    rank = facts.number("markov", search("markov_rank"), low=0, high=1 << 16, default=found,
-                        why="tensor markov_head.markov_w1.weight" if table else "no key and no tensor: none")
+    rank = facts.number(
+        "markov",
+        search("markov_rank"),
+        low=0,
+        high=1 << 16,
+        default=found,
+        why="tensor markov_head.markov_w1.weight" if table else "no key and no tensor: none",
+    )
     source = facts.sources.get("markov", "markov_rank")
-    type_ = facts.text("markov", search("markov_head_type"), choices=MARKOV_TYPES, default="vanilla",
-                       why="default vanilla")
+    type_ = facts.text(
+        "markov",
+        search("markov_head_type"),
+        choices=MARKOV_TYPES,
+        default="vanilla",
+        why="default vanilla",
+    )
     if rank == 0:
         facts.say("markov", source)
         return None
     facts.say("markov", f"{source}; type: {facts.sources.get('markov')}")
     if kind.family is not Family.DSPARK:
-        facts.error(f"markov_rank {rank} in a {kind.family.value} drafter",
-                    "a Markov head belongs to DSpark; which of the two is wrong is not guessed")
+        facts.error(
+            f"markov_rank {rank} in a {kind.family.value} drafter",
+            "a Markov head belongs to DSpark; which of the two is wrong is not guessed",
+        )
     return MarkovSpec(type=type_, rank=rank)
 
 
-def read_confidence(facts: Facts, kind: Kind, shapes: Shapes, markov: MarkovSpec | None) -> ConfidenceSpec | None:
+def read_confidence(
+    facts: Facts, kind: Kind, shapes: Shapes, markov: MarkovSpec | None
+) -> ConfidenceSpec | None:
     """Resolve the confidence head from its four spellings and its tensors."""
     has_tensor = "confidence_head.proj.weight" in shapes
     paths = search("enable_confidence_head") + search("use_confidence_head")
@@ -44,22 +59,30 @@ def read_confidence(facts: Facts, kind: Kind, shapes: Shapes, markov: MarkovSpec
     if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and alpha > 0:
         default, why = True, "confidence_head_alpha"
     else:
-        default, why = has_tensor, "tensor confidence_head.proj.weight" if has_tensor else "no key and no tensor"
+        default, why = (
+            has_tensor,
+            "tensor confidence_head.proj.weight" if has_tensor else "no key and no tensor",
+        )
     enabled = facts.flag("confidence", paths, default=default, why=why)
     source = facts.sources.get("confidence", "enable_confidence_head")
-    with_markov = facts.flag("confidence", search("confidence_head_with_markov"), default=False,
-                             why="default false")
+    with_markov = facts.flag(
+        "confidence", search("confidence_head_with_markov"), default=False, why="default false"
+    )
     with_source = facts.sources.get("confidence")
     if not enabled:
         facts.say("confidence", source)
         if has_tensor:
-            facts.error("the confidence head is switched off, but its tensors are in the checkpoint",
-                        "set enable_confidence_head true or remove the tensors")
+            facts.error(
+                "the confidence head is switched off, but its tensors are in the checkpoint",
+                "set enable_confidence_head true or remove the tensors",
+            )
         return None
     facts.say("confidence", f"{source}; with_markov: {with_source}")
     if with_markov and markov is None:
-        facts.error("confidence_head_with_markov is true, but there is no Markov head (rank 0)",
-                    "one of the two keys is wrong")
+        facts.error(
+            "confidence_head_with_markov is true, but there is no Markov head (rank 0)",
+            "one of the two keys is wrong",
+        )
         with_markov = False
     if kind.family is not Family.DSPARK:
         facts.error(f"a confidence head in a {kind.family.value} drafter", "it belongs to DSpark")
@@ -72,13 +95,16 @@ def read_dflash2(facts: Facts, kind: Kind) -> tuple[SelectorSpec | None, ConvSpe
     if kind.family is not Family.DFLASH2:
         stated = [key for key in keys if facts.raw(f"dflash_config.{key}") is not None]
         if stated:
-            facts.error(f"dflash_config has {stated} in a {kind.family.value} drafter",
-                        "they belong to DFlash2; is architectures wrong?")
+            facts.error(
+                f"dflash_config has {stated} in a {kind.family.value} drafter",
+                "they belong to DFlash2; is architectures wrong?",
+            )
         for fact in ("selector", "conv"):
             facts.say(fact, f"none in family {kind.family.value}")
         return None, None
     rank, top_k, taps, group = (
-        facts.number(key, [f"dflash_config.{key}", key], low=1, high=1 << 16) for key in keys)
+        facts.number(key, [f"dflash_config.{key}", key], low=1, high=1 << 16) for key in keys
+    )
     for key in keys:
         facts.sources.pop(key, None)
     facts.say("selector", "dflash_config.selector_rank, selector_top_k")
@@ -88,22 +114,34 @@ def read_dflash2(facts: Facts, kind: Kind) -> tuple[SelectorSpec | None, ConvSpe
 
 def read_output_multiplier(facts: Facts, markov: MarkovSpec | None) -> float:
     """Resolve the factor on logits before the soft cap (``output_multiplier`` times ``logit_scale``)."""
-    multiplier = facts.real("output_multiplier", ["dflash_config.output_multiplier", "output_multiplier"],
-                            default=1.0, why="default 1")
+    multiplier = facts.real(
+        "output_multiplier",
+        ["dflash_config.output_multiplier", "output_multiplier"],
+        default=1.0,
+        why="default 1",
+    )
     source = facts.sources.get("output_multiplier", "")
-    scale = facts.real("output_multiplier", ["dflash_config.logit_scale", "logit_scale"], default=1.0,
-                       why=source)
+    scale = facts.real(
+        "output_multiplier", ["dflash_config.logit_scale", "logit_scale"], default=1.0, why=source
+    )
     if scale != 1.0 and markov is not None:
-        facts.error(f"logit_scale {scale} together with a Markov head",
-                    "runtimes disagree whether it multiplies the Markov bias; nothing is guessed",
-                    unsupported=True)
+        facts.error(
+            f"logit_scale {scale} together with a Markov head",
+            "runtimes disagree whether it multiplies the Markov bias; nothing is guessed",
+            unsupported=True,
+        )
     return multiplier * scale
 
 
 def read_soft_cap(facts: Facts, body: str) -> float | None:
     """Resolve c of ``c * tanh(z / c)``; 0 and absent mean off."""
-    paths = dict.fromkeys(["dflash_config.final_logit_softcapping", "final_logit_softcapping",
-                           f"{body}final_logit_softcapping"])
+    paths = dict.fromkeys(
+        [
+            "dflash_config.final_logit_softcapping",
+            "final_logit_softcapping",
+            f"{body}final_logit_softcapping",
+        ]
+    )
     stated = [path for path in paths if facts.raw(path) not in (None, 0, 0.0)]
     if not stated:
         off = [path for path in paths if facts.raw(path) is not None]

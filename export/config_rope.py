@@ -11,10 +11,7 @@ from draftrt.spec import RopeLayout, RopeSpec
 
 ALIASES = {"su": "longrope", "mrope": "default", "ntk": "dynamic"}
 KNOWN = frozenset(
-    "rope_theta rope_type type factor original_max_position_embeddings attention_factor beta_fast "
-    "beta_slow mscale mscale_all_dim truncate low_freq_factor high_freq_factor short_factor "
-    "long_factor partial_rotary_factor mrope_section mrope_interleaved finetuned "
-    "max_position_embeddings".split()
+    ["rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "finetuned", "max_position_embeddings"]
 )
 
 
@@ -33,20 +30,30 @@ def read_rope(facts: Facts, body: str, head_dim: int, layer_types: Sequence[str]
     partial = _real(facts, table, where, "partial_rotary_factor")
     if partial is None:
         partial = facts.raw(f"{body}partial_rotary_factor")
-        partial = 1.0 if not isinstance(partial, (int, float)) or isinstance(partial, bool) else float(partial)
+        partial = (
+            1.0
+            if not isinstance(partial, (int, float)) or isinstance(partial, bool)
+            else float(partial)
+        )
     if not 0 < partial <= 1:
         facts.error(f"partial_rotary_factor: got {partial}, expected a share in (0, 1]")
         partial = 1.0
     rotary = head_dim if kind == "proportional" else int(head_dim * partial)
     if rotary % 2 or rotary < 2:
-        facts.error(f"rotary dimensions: got {rotary} of head_dim {head_dim}, expected an even number")
+        facts.error(
+            f"rotary dimensions: got {rotary} of head_dim {head_dim}, expected an even number"
+        )
         rotary = 2
     unknown = sorted(set(table) - KNOWN)
     if unknown:
         facts.error(f"{where}: unknown keys {unknown}", "remove them if they have no effect")
     facts.say("rope", f"{where}; layout: {facts.sources.get('rope_layout')}")
     return RopeSpec(
-        layout=_layout(facts), theta=theta, type=kind, rotary_dim=rotary, head_dim=head_dim,
+        layout=_layout(facts),
+        theta=theta,
+        type=kind,
+        rotary_dim=rotary,
+        head_dim=head_dim,
         max_position_embeddings=_declared_positions(facts, body, kind),
         partial_rotary_factor=partial if kind == "proportional" else None,
         **_scaling(facts, body, table, where, kind, rotary),
@@ -54,8 +61,11 @@ def read_rope(facts: Facts, body: str, head_dim: int, layer_types: Sequence[str]
 
 
 def _layout(facts: Facts) -> RopeLayout:
-    paths = [f"{scope}{key}" for scope in ("", "dflash_config.", "dspark_config.", "transformer_layer_config.")
-             for key in ("rope_is_neox_style", "is_neox_style")]
+    paths = [
+        f"{scope}{key}"
+        for scope in ("", "dflash_config.", "dspark_config.", "transformer_layer_config.")
+        for key in ("rope_is_neox_style", "is_neox_style")
+    ]
     neox = facts.flag("rope_layout", paths, default=True, why="default of every family (neox)")
     facts.say("rope", facts.sources.pop("rope_layout"))
     facts.sources["rope_layout"] = facts.sources["rope"]
@@ -72,13 +82,17 @@ def _parameters(facts: Facts, body: str, layer_types: Sequence[str]) -> tuple[di
         shared = {key: (new[0][key], old[0][key]) for key in set(new[0]) & set(old[0])}
         differing = {key: pair for key, pair in shared.items() if pair[0] != pair[1]}
         if differing:
-            facts.error(f"{new[1]} and {old[1]} differ: {differing}",
-                        "keep the one the checkpoint was trained with")
+            facts.error(
+                f"{new[1]} and {old[1]} differ: {differing}",
+                "keep the one the checkpoint was trained with",
+            )
         return {**old[0], **new[0]}, new[1]
     return new
 
 
-def _nested(facts: Facts, path: str, layer_types: Sequence[str]) -> tuple[dict[str, Any], str] | None:
+def _nested(
+    facts: Facts, path: str, layer_types: Sequence[str]
+) -> tuple[dict[str, Any], str] | None:
     table = facts.table(path)
     if not table:
         return None
@@ -86,30 +100,44 @@ def _nested(facts: Facts, path: str, layer_types: Sequence[str]) -> tuple[dict[s
     if not used:
         flat = {key: value for key, value in table.items() if not isinstance(value, dict)}
         if len(flat) != len(table):
-            facts.error(f"{path}: has entries {sorted(table)}, none for the layers' types "
-                        f"{sorted(set(layer_types))}")
+            facts.error(
+                f"{path}: has entries {sorted(table)}, none for the layers' types "
+                f"{sorted(set(layer_types))}"
+            )
         return {key: value for key, value in flat.items() if value is not None}, path
-    entries = [{key: value for key, value in table[kind].items() if value is not None} for kind in used]
+    entries = [
+        {key: value for key, value in table[kind].items() if value is not None} for kind in used
+    ]
     if any(entry != entries[0] for entry in entries):
-        facts.error(f"{path}: layers of types {used} have different rotary embeddings",
-                    "drafters with one embedding a layer type are not supported", unsupported=True)
+        facts.error(
+            f"{path}: layers of types {used} have different rotary embeddings",
+            "drafters with one embedding a layer type are not supported",
+            unsupported=True,
+        )
     return entries[0], f"{path}.{used[0]}"
 
 
 def _theta(facts: Facts, body: str, table: dict[str, Any], where: str) -> float:
     outer, inner = facts.raw(f"{body}rope_theta"), table.get("rope_theta")
-    stated = {path: value for path, value in ((f"{where}.rope_theta", inner), (f"{body}rope_theta", outer))
-              if value is not None}
+    stated = {
+        path: value
+        for path, value in ((f"{where}.rope_theta", inner), (f"{body}rope_theta", outer))
+        if value is not None
+    }
     for path, value in stated.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 1 < value < 1e30:
             facts.error(f"{path}: got {value!r:.60}, expected a number above 1")
             return 1e4
     if len({float(value) for value in stated.values()}) > 1:
-        facts.error(f"rope theta is stated with different values: {stated}",
-                    "keep the one the checkpoint was trained with")
+        facts.error(
+            f"rope theta is stated with different values: {stated}",
+            "keep the one the checkpoint was trained with",
+        )
     if not stated:
-        facts.error(f"rope theta is missing, expected {body}rope_parameters.rope_theta or {body}rope_theta",
-                    "defaults differ between runtimes (1e4 in transformers, 1e6 in vLLM), so none is assumed")
+        facts.error(
+            f"rope theta is missing, expected {body}rope_parameters.rope_theta or {body}rope_theta",
+            "defaults differ between runtimes (1e4 in transformers, 1e6 in vLLM), so none is assumed",
+        )
         return 1e4
     return float(next(iter(stated.values())))
 
@@ -121,8 +149,10 @@ def _type(facts: Facts, table: dict[str, Any], where: str) -> str:
         facts.error(f"{where}: rope_type and type differ: {sorted(kinds)}")
     kind = sorted(kinds)[0]
     if kind not in TYPES:
-        facts.error(f"{where}: rope_type {kind!r} is not supported, expected one of {list(TYPES)}",
-                    unsupported=True)
+        facts.error(
+            f"{where}: rope_type {kind!r} is not supported, expected one of {list(TYPES)}",
+            unsupported=True,
+        )
         return "default"
     return kind
 
@@ -141,16 +171,31 @@ def _declared_positions(facts: Facts, body: str, kind: str) -> int:
     paths = [f"{body}max_position_embeddings"]
     if kind in ("dynamic", "longrope", "yarn"):
         return facts.number("max_position_embeddings", paths, low=1, high=1 << 30)
-    return facts.number("max_position_embeddings", paths, low=1, high=1 << 30, default=1 << 20,
-                        why="not stated; no effect on this rope_type")
+    return facts.number(
+        "max_position_embeddings",
+        paths,
+        low=1,
+        high=1 << 30,
+        default=1 << 20,
+        why="not stated; no effect on this rope_type",
+    )
 
 
-def _scaling(facts: Facts, body: str, table: dict[str, Any], where: str, kind: str,
-             rotary: int) -> dict[str, Any]:
-    needs = {"linear": ("factor",), "dynamic": ("factor",),
-             "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-             "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
-             "yarn": ("factor",)}.get(kind, ())
+def _scaling(
+    facts: Facts, body: str, table: dict[str, Any], where: str, kind: str, rotary: int
+) -> dict[str, Any]:
+    needs = {
+        "linear": ("factor",),
+        "dynamic": ("factor",),
+        "llama3": (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        ),
+        "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+        "yarn": ("factor",),
+    }.get(kind, ())
     if kind in ("default",):
         return {}
     found: dict[str, Any] = {}
@@ -159,14 +204,25 @@ def _scaling(facts: Facts, body: str, table: dict[str, Any], where: str, kind: s
         original = facts.raw(f"{body}original_max_position_embeddings")
     if original is None and kind == "yarn":
         original = facts.raw(f"{body}max_position_embeddings")
-    for key in ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
-                "low_freq_factor", "high_freq_factor"):
+    for key in (
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "low_freq_factor",
+        "high_freq_factor",
+    ):
         found[key] = _real(facts, table, where, key)
     for key in ("short_factor", "long_factor"):
         found[key] = _factors(facts, table, where, key, rotary // 2)
-    if original is not None and (not isinstance(original, int) or isinstance(original, bool)
-                                 or not 1 < original < 1 << 30):
-        facts.error(f"{where}.original_max_position_embeddings: got {original!r:.60}, expected an integer")
+    if original is not None and (
+        not isinstance(original, int) or isinstance(original, bool) or not 1 < original < 1 << 30
+    ):
+        facts.error(
+            f"{where}.original_max_position_embeddings: got {original!r:.60}, expected an integer"
+        )
         original = None
     found["original_max_position_embeddings"] = original
     truncate = table.get("truncate", True)
@@ -182,16 +238,20 @@ def _scaling(facts: Facts, body: str, table: dict[str, Any], where: str, kind: s
     return found
 
 
-def _factors(facts: Facts, table: dict[str, Any], where: str, key: str,
-             length: int) -> tuple[float, ...] | None:
+def _factors(
+    facts: Facts, table: dict[str, Any], where: str, key: str, length: int
+) -> tuple[float, ...] | None:
     value = table.get(key)
     if value is None:
         return None
-    ok = isinstance(value, list) and len(value) == length and all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v < 1e12 for v in value)
+    ok = (
+        isinstance(value, list)
+        and len(value) == length
+        and all(
+            isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v < 1e12 for v in value
+        )
+    )
     if not ok:
         facts.error(f"{where}.{key}: expected {length} positive numbers")
         return None
     return tuple(float(v) for v in value)
-
-

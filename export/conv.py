@@ -21,30 +21,33 @@ def conv_shapes(spec: DrafterSpec) -> dict[str, tuple[int, ...]]:
     if spec.conv is None:
         return {}
     taps, groups = spec.conv.kernel_size, spec.hidden_size // spec.conv.group_size
-    return {f"{site}.{name}": shape
-            for site in ("attention_conv", "mlp_conv")
-            for name, shape in (("base_kernel", (2, taps, spec.hidden_size)),
-                                ("kernel_projection.weight", (2 * taps * groups, spec.hidden_size)))}
+    return {
+        f"{site}.{name}": shape
+        for site in ("attention_conv", "mlp_conv")
+        for name, shape in (
+            ("base_kernel", (2, taps, spec.hidden_size)),
+            ("kernel_projection.weight", (2 * taps * groups, spec.hidden_size)),
+        )
+    }
 
 
 def kernels(spec: DrafterSpec, weights: Weights, u: Tensor) -> Tensor | None:
-    """Return the coefficients [2, taps, K, H] float32 for input u [K, H]; None without a convolution."""
+    """Return the coefficients [K, 2, taps, H] float32 for input u [K, H]; None without a convolution."""
     if spec.conv is None:
         return None
     taps, group = spec.conv.kernel_size, spec.conv.group_size
     rows, hidden = u.shape
     dynamic = ops.linear(u, weights("kernel_projection.weight")).float()
     dynamic = dynamic.reshape(rows, 2, taps, hidden // group, 1).expand(-1, -1, -1, -1, group)
-    dynamic = dynamic.reshape(rows, 2, taps, hidden).permute(1, 2, 0, 3)
-    return weights("base_kernel")[:, :, None].float() + dynamic
+    return weights("base_kernel") + dynamic.reshape(rows, 2, taps, hidden)
 
 
 def convolve(x: Tensor, coefficients: Tensor | None, *, side: int) -> Tensor:
     """Return x [K, H] mixed with the rows before it; unchanged without coefficients."""
     if coefficients is None:
         return x
-    out = coefficients[side, 0] * x
-    for tap in range(1, coefficients.shape[1]):
+    out = coefficients[:, side, 0] * x
+    for tap in range(1, coefficients.shape[2]):
         shifted = torch.cat((torch.zeros_like(x[:tap]), x[:-tap]))
-        out = out + coefficients[side, tap] * shifted
+        out = out + coefficients[:, side, tap] * shifted
     return out

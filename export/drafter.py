@@ -27,19 +27,28 @@ class Drafter(nn.Module):
         outputs: names of the outputs before the caches, in order.
     """
 
-    def __init__(self, spec: DrafterSpec, tensors: Mapping[str, Tensor], *,
-                 profile: Profile = Profile.FIXED, extra_outputs: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        spec: DrafterSpec,
+        tensors: Mapping[str, Tensor],
+        *,
+        profile: Profile = Profile.FIXED,
+        extra_outputs: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.outputs = output_names(spec, extra_outputs)
         self._profile = profile
         self._weights = register(self, tensors)
         layer = BACKBONES[spec.backbone].layer
-        self._layers = [layer(spec, rule, self._weights.below(f"layers.{index}"), profile)
-                        for index, rule in enumerate(spec.layers)]
+        self._layers = [
+            layer(spec, rule, self._weights.below(f"layers.{index}"), profile)
+            for index, rule in enumerate(spec.layers)
+        ]
 
-    def forward(self, anchor: Tensor, target_hidden: Tensor, context_length: Tensor,
-                *caches: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, anchor: Tensor, target_hidden: Tensor, context_length: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, ...]:
         """Draft one block.
 
         Args:
@@ -76,8 +85,11 @@ class Drafter(nn.Module):
         positions = torch.arange(rows, device=context_length.device) + context_length
         valid = context_length + rows
         cos, sin = rope.rows(spec.rope, self._weights, positions, valid)
-        masks = {rule: mask_of(rule, positions, spec.block_size, capacity)
-                 for rule in dict.fromkeys(spec.layers) if needs_mask(rule)}
+        masks = {
+            rule: mask_of(rule, positions, spec.block_size, capacity)
+            for rule in dict.fromkeys(spec.layers)
+            if needs_mask(rule)
+        }
         return View(context_length, valid, spec.block_size, positions, cos, sin, masks)
 
     def _embed(self, anchor: Tensor) -> Tensor:
@@ -90,7 +102,9 @@ class Drafter(nn.Module):
             is_mask = (anchor == spec.mask_token_id)[:, None]
             x = torch.cat((torch.where(is_mask, row[None], first), row.expand(masks, -1)))
         else:
-            filler = torch.full((masks,), spec.mask_token_id, dtype=torch.int64, device=anchor.device)
+            filler = torch.full(
+                (masks,), spec.mask_token_id, dtype=torch.int64, device=anchor.device
+            )
             x = F.embedding(torch.cat((anchor, filler)), w("embed_tokens.weight")).float()
         return x if spec.embedding_scale == 1.0 else x * spec.embedding_scale
 

@@ -92,7 +92,9 @@ class MarkovSteps:
         """Return the logit bias [1, V'] float32 for a row's hidden [1, H] and embedding [1, r]."""
         w = self._weights
         if self._type == "gated":
-            gate = ops.linear(torch.cat((hidden, e), dim=-1), w("gate_proj.weight"), w("gate_proj.bias"))
+            gate = ops.linear(
+                torch.cat((hidden, e), dim=-1), w("gate_proj.weight"), w("gate_proj.bias")
+            )
             e = torch.sigmoid(gate.float()) * e
         elif self._type == "rnn":
             e = self._advance(hidden, e)
@@ -101,15 +103,18 @@ class MarkovSteps:
     def _advance(self, hidden: Tensor, e: Tensor) -> Tensor:
         w = self._weights
         state = torch.zeros_like(e) if self._state is None else self._state
-        joint = ops.linear(torch.cat((state, e, hidden), dim=-1), w("joint_proj.weight"),
-                           w("joint_proj.bias")).float()
+        joint = ops.linear(
+            torch.cat((state, e, hidden), dim=-1), w("joint_proj.weight"), w("joint_proj.bias")
+        ).float()
         gate, candidate, output = joint.chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         self._state = gate * state + (1 - gate) * torch.tanh(candidate)
         return torch.tanh(output)
 
 
-def _confidence(spec: DrafterSpec, weights: Weights, hidden: Tensor, embedded: Tensor | None) -> Tensor:
+def _confidence(
+    spec: DrafterSpec, weights: Weights, hidden: Tensor, embedded: Tensor | None
+) -> Tensor:
     """Probability [n] float32 that draft k survives given that those before it did."""
     assert spec.confidence is not None
     features = hidden

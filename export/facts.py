@@ -68,44 +68,83 @@ class Facts:
         """Record where a fact came from."""
         self.sources[fact] = source
 
-    def number(self, fact: str, paths: Sequence[str], *, default: Any = REQUIRED, why: str = "",
-               low: int = 0, high: int = LARGEST, hint: str = "") -> int:
+    def number(
+        self,
+        fact: str,
+        paths: Sequence[str],
+        *,
+        default: Any = REQUIRED,
+        why: str = "",
+        low: int = 0,
+        high: int = LARGEST,
+        hint: str = "",
+    ) -> int:
         """Return an integer fact; the first path that holds one wins, two different values are an error."""
+
         def parse(value: Any) -> int | None:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
             ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
             return value if ok else None
 
-        expected = f"an integer from {low} to {high}" if high < LARGEST else f"an integer from {low} on"
+        expected = (
+            f"an integer from {low} to {high}" if high < LARGEST else f"an integer from {low} on"
+        )
         found: int = self._take(fact, paths, parse, expected, default, why, max(low, 1), hint)
         return found
 
-    def real(self, fact: str, paths: Sequence[str], *, default: Any = REQUIRED, why: str = "",
-             positive: bool = True) -> float:
+    def real(
+        self,
+        fact: str,
+        paths: Sequence[str],
+        *,
+        default: Any = REQUIRED,
+        why: str = "",
+        positive: bool = True,
+    ) -> float:
         """Return a finite number, positive unless told otherwise."""
+
         def parse(value: Any) -> float | None:
             if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > 1e30:
                 return None
             return float(value) if math.isfinite(value) and (value > 0 or not positive) else None
 
-        found: float = self._take(fact, paths, parse, "a positive number" if positive else "a number",
-                                  default, why, 1.0)
+        found: float = self._take(
+            fact, paths, parse, "a positive number" if positive else "a number", default, why, 1.0
+        )
         return found
 
-    def flag(self, fact: str, paths: Sequence[str], *, default: Any = REQUIRED, why: str = "") -> bool:
+    def flag(
+        self, fact: str, paths: Sequence[str], *, default: Any = REQUIRED, why: str = ""
+    ) -> bool:
         """Return a truth value."""
-        found: bool = self._take(fact, paths, lambda v: v if isinstance(v, bool) else None,
-                                 "true or false", default, why, False)
+        found: bool = self._take(
+            fact,
+            paths,
+            lambda v: v if isinstance(v, bool) else None,
+            "true or false",
+            default,
+            why,
+            False,
+        )
         return found
 
-    def text(self, fact: str, paths: Sequence[str], *, choices: Iterable[str] | None = None,
-             default: Any = REQUIRED, why: str = "") -> str:
+    def text(
+        self,
+        fact: str,
+        paths: Sequence[str],
+        *,
+        choices: Iterable[str] | None = None,
+        default: Any = REQUIRED,
+        why: str = "",
+    ) -> str:
         """Return a string, one of ``choices`` where given."""
         allowed = None if choices is None else sorted(choices)
 
         def parse(value: Any) -> str | None:
-            return value if isinstance(value, str) and (allowed is None or value in allowed) else None
+            return (
+                value if isinstance(value, str) and (allowed is None or value in allowed) else None
+            )
 
         expected = "a string" if allowed is None else f"one of {allowed}"
         found: str = self._take(fact, paths, parse, expected, default, why, (allowed or [""])[0])
@@ -116,16 +155,33 @@ class Facts:
         value = self.raw(path)
         if value is None:
             return None
-        ok = isinstance(value, list) and 0 < len(value) <= 1024 and all(
-            isinstance(item, int) and not isinstance(item, bool) and low <= item <= high for item in value)
+        ok = (
+            isinstance(value, list)
+            and 0 < len(value) <= 1024
+            and all(
+                isinstance(item, int) and not isinstance(item, bool) and low <= item <= high
+                for item in value
+            )
+        )
         if not ok:
-            self.error(f"{path}: got {_show(value)}, expected a list of integers from {low} to {high}")
+            self.error(
+                f"{path}: got {_show(value)}, expected a list of integers from {low} to {high}"
+            )
             self.is_whole = False
             return None
         return tuple(value)
 
-    def _take(self, fact: str, paths: Sequence[str], parse: Any, expected: str, default: Any, why: str,
-              stand_in: Any, hint: str = "") -> Any:
+    def _take(
+        self,
+        fact: str,
+        paths: Sequence[str],
+        parse: Any,
+        expected: str,
+        default: Any,
+        why: str,
+        stand_in: Any,
+        hint: str = "",
+    ) -> Any:
         present = [(path, value) for path in paths if (value := self.raw(path)) is not None]
         parsed = []
         for path, value in present:
@@ -136,8 +192,10 @@ class Facts:
                 parsed.append((path, good))
         if any(value != parsed[0][1] for _, value in parsed):
             stated = ", ".join(f"{path} = {_show(value)}" for path, value in parsed)
-            self.error(f"{fact} is stated with different values: {stated}",
-                       "keep the one the checkpoint was trained with; nothing is guessed")
+            self.error(
+                f"{fact} is stated with different values: {stated}",
+                "keep the one the checkpoint was trained with; nothing is guessed",
+            )
         if parsed:
             self.say(fact, parsed[0][0])
             return parsed[0][1]
@@ -145,8 +203,10 @@ class Facts:
             self.say(fact, why or "default")
             return default
         if not present:
-            self.error(f"{fact} is missing, expected {expected} at {' or '.join(paths)}",
-                       hint or "the config must state it; nothing is inferred")
+            self.error(
+                f"{fact} is missing, expected {expected} at {' or '.join(paths)}",
+                hint or "the config must state it; nothing is inferred",
+            )
         self.is_whole = False
         return stand_in
 
@@ -158,9 +218,14 @@ class Facts:
         if not isinstance(table, dict):
             return []
         prefix = f"{scope}." if scope else ""
-        return sorted(f"{prefix}{key}" for key, value in table.items()
-                      if key not in harmless and not key.startswith("_")
-                      and value is not None and not self._is_used(prefix + key))
+        return sorted(
+            f"{prefix}{key}"
+            for key, value in table.items()
+            if key not in harmless
+            and not key.startswith("_")
+            and value is not None
+            and not self._is_used(prefix + key)
+        )
 
     def _is_used(self, path: str) -> bool:
         return path in self._used or any(used.startswith(path + ".") for used in self._used)
@@ -179,7 +244,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: missing", hint="give a folder that holds config.json") from error
+        raise CheckpointError(
+            f"{path}: missing", hint="give a folder that holds config.json"
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error!s:.200}") from error
     if not isinstance(data, dict):
@@ -188,5 +255,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _show(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**18 else f"{float('inf') if value > 10**300 else float(value):.3g}"
+    text = (
+        repr(value)
+        if not isinstance(value, int) or abs(value) < 10**18
+        else f"{float('inf') if value > 10**300 else float(value):.3g}"
+    )
     return text if len(text) <= 60 else text[:57] + "..."

@@ -45,17 +45,22 @@ def layer_shapes(spec: DrafterSpec, rule: LayerSpec) -> dict[str, tuple[int, ...
 class Layer:
     """One decoder layer over explicit caches."""
 
-    def __init__(self, spec: DrafterSpec, rule: LayerSpec, weights: Weights, profile: Profile) -> None:
+    def __init__(
+        self, spec: DrafterSpec, rule: LayerSpec, weights: Weights, profile: Profile
+    ) -> None:
         self._spec = spec
         self._rule = rule
         self._weights = weights
         self._profile = profile
 
-    def __call__(self, x: Tensor, context: Tensor, view: View, keys: Tensor,
-                 values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, context: Tensor, view: View, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Advance the block through the layer; shapes as in `draftrt.export.qwen3.Layer`."""
         w = self._weights
-        attended, keys, values = self._attention(self._norm("input", x), context, view, keys, values)
+        attended, keys, values = self._attention(
+            self._norm("input", x), context, view, keys, values
+        )
         x = x + self._norm("post_attention", attended)
         x = x + self._norm("post_feedforward", self._mlp(self._norm("pre_feedforward", x)))
         return x * w("layer_scalar").float(), keys, values
@@ -63,21 +68,35 @@ class Layer:
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self._weights(f"{name}_layernorm.weight"), self._spec.rms_norm_eps)
 
-    def _attention(self, u: Tensor, context: Tensor, view: View, keys: Tensor,
-                   values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _attention(
+        self, u: Tensor, context: Tensor, view: View, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         spec, w = self._spec, self._weights.below("self_attn")
         eps, count = spec.rms_norm_eps, view.num_queries
         both = torch.cat((context, u))  # [T + K, H]
         query = ops.linear(u, w("q_proj.weight"), w.get("q_proj.bias"))
         raw = ops.linear(both, w("k_proj.weight"), w.get("k_proj.bias"))
-        value = raw if spec.attention_k_eq_v else ops.linear(both, w("v_proj.weight"), w.get("v_proj.bias"))
+        value = (
+            raw
+            if spec.attention_k_eq_v
+            else ops.linear(both, w("v_proj.weight"), w.get("v_proj.bias"))
+        )
         query = query.reshape(count, spec.num_heads, spec.head_dim)
         raw = raw.reshape(-1, spec.num_kv_heads, spec.head_dim)
         value = ops.rms_norm(value.reshape(-1, spec.num_kv_heads, spec.head_dim), None, eps)
         query = ops.rms_norm(query, w("q_norm.weight"), eps).transpose(0, 1)[None]
         key = ops.rms_norm(raw, w("k_norm.weight"), eps).transpose(0, 1)[None]
         attended, keys, values = attend_with_cache(
-            spec, self._rule, self._profile, view, query, key, value.transpose(0, 1)[None], keys, values)
+            spec,
+            self._rule,
+            self._profile,
+            view,
+            query,
+            key,
+            value.transpose(0, 1)[None],
+            keys,
+            values,
+        )
         return ops.linear(attended, w("o_proj.weight"), w.get("o_proj.bias")).float(), keys, values
 
     def _mlp(self, u: Tensor) -> Tensor:

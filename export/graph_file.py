@@ -46,17 +46,26 @@ def write_graph(model: Any, tensors: Mapping[str, GraphTensor], path: Path) -> P
         for name, tensor in tensors.items():
             value = graph.initializers[name]
             if list(value.shape) != list(tensor.shape):
-                raise ExportError(f"{name}: traced with shape {list(value.shape)}, got {list(tensor.shape)}")
+                raise ExportError(
+                    f"{name}: traced with shape {list(value.shape)}, got {list(tensor.shape)}"
+                )
             value.const_value = _bind(tensor, stream, data, placed)
-    left = [name for name, value in graph.initializers.items() if name not in tensors
-            and value.const_value is not None and value.const_value.nbytes > 1 << 20]
+    left = [
+        name
+        for name, value in graph.initializers.items()
+        if name not in tensors
+        and value.const_value is not None
+        and value.const_value.nbytes > 1 << 20
+    ]
     if left:
         raise ExportError(f"the exporter left large constants of its own: {left[:8]}")
     onnx_ir.save(model, path)
     return data
 
 
-def _bind(tensor: GraphTensor, stream: BinaryIO, data: Path, placed: dict[Any, tuple[int, int]]) -> Any:
+def _bind(
+    tensor: GraphTensor, stream: BinaryIO, data: Path, placed: dict[Any, tuple[int, int]]
+) -> Any:
     import onnx_ir
 
     size = tensor.dtype.itemsize
@@ -64,10 +73,16 @@ def _bind(tensor: GraphTensor, stream: BinaryIO, data: Path, placed: dict[Any, t
         size *= length
     if size <= INLINE_BYTES:
         content = tensor.source.read().to(tensor.dtype).contiguous()
-        return onnx_ir.tensor(content.numpy() if tensor.dtype is not torch.bfloat16 else _bf16(content),
-                              name=tensor.name)
+        return onnx_ir.tensor(
+            content.numpy() if tensor.dtype is not torch.bfloat16 else _bf16(content),
+            name=tensor.name,
+        )
     source = tensor.source
-    key = (source.file, source.offset, tensor.shape, tensor.dtype) if source.file is not None else tensor.name
+    key = (
+        (source.file, source.offset, tensor.shape, tensor.dtype)
+        if source.file is not None
+        else tensor.name
+    )
     if key not in placed:
         offset = -(-stream.tell() // ALIGNMENT) * ALIGNMENT
         stream.write(b"\0" * (offset - stream.tell()))
@@ -76,8 +91,14 @@ def _bind(tensor: GraphTensor, stream: BinaryIO, data: Path, placed: dict[Any, t
         placed[key] = (offset, size)
     offset, size = placed[key]
     return onnx_ir.ExternalTensor(
-        location=data.name, offset=offset, length=size, dtype=_ir_dtype(tensor.dtype),
-        shape=onnx_ir.Shape(tensor.shape), name=tensor.name, base_dir=str(data.parent))
+        location=data.name,
+        offset=offset,
+        length=size,
+        dtype=_ir_dtype(tensor.dtype),
+        shape=onnx_ir.Shape(tensor.shape),
+        name=tensor.name,
+        base_dir=str(data.parent),
+    )
 
 
 def slices(tensor: GraphTensor) -> Iterator[bytes]:
@@ -99,5 +120,9 @@ def _bf16(content: torch.Tensor) -> Any:
 def _ir_dtype(dtype: torch.dtype) -> Any:
     import onnx_ir
 
-    return {torch.float32: onnx_ir.DataType.FLOAT, torch.float16: onnx_ir.DataType.FLOAT16,
-            torch.bfloat16: onnx_ir.DataType.BFLOAT16, torch.int64: onnx_ir.DataType.INT64}[dtype]
+    return {
+        torch.float32: onnx_ir.DataType.FLOAT,
+        torch.float16: onnx_ir.DataType.FLOAT16,
+        torch.bfloat16: onnx_ir.DataType.BFLOAT16,
+        torch.int64: onnx_ir.DataType.INT64,
+    }[dtype]

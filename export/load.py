@@ -47,8 +47,13 @@ class LoadedDrafter:
     target: Target | None
 
 
-def load_drafter(folder: Path, target: Target | None, *, sample_from_anchor: bool | None = None,
-                 ignore_keys: frozenset[str] = frozenset()) -> LoadedDrafter:
+def load_drafter(
+    folder: Path,
+    target: Target | None,
+    *,
+    sample_from_anchor: bool | None = None,
+    ignore_keys: frozenset[str] = frozenset(),
+) -> LoadedDrafter:
     """Read, resolve and check a drafter.
 
     Args:
@@ -72,12 +77,17 @@ def load_drafter(folder: Path, target: Target | None, *, sample_from_anchor: boo
         collect([*findings, error])
         raise
     if (folder / "mask_embedding.pt").exists():
-        findings.append(UnsupportedError(
-            f"{folder / 'mask_embedding.pt'}: pickled weights are never loaded",
-            hint="convert it to a safetensors tensor named mask_embedding beside the other weights"))
+        findings.append(
+            UnsupportedError(
+                f"{folder / 'mask_embedding.pt'}: pickled weights are never loaded",
+                hint="convert it to a safetensors tensor named mask_embedding beside the other weights",
+            )
+        )
     names = canonicalise(refs)
     shapes = {name: ref.shape for name, ref in names.tensors.items()}
-    config = read_config(facts, shapes, sample_from_anchor=sample_from_anchor, ignore_keys=ignore_keys)
+    config = read_config(
+        facts, shapes, sample_from_anchor=sample_from_anchor, ignore_keys=ignore_keys
+    )
     spec = _assemble(facts, config, names, target) if facts.is_whole else None
     findings += [*facts.findings]
     if target is not None and spec is not None:
@@ -90,11 +100,16 @@ def load_drafter(folder: Path, target: Target | None, *, sample_from_anchor: boo
     return LoadedDrafter(spec, tensors, names.original, names.ignored, folder, target)
 
 
-def _assemble(facts: Facts, config: ConfigFacts, names: Canonical, target: Target | None) -> DrafterSpec:
+def _assemble(
+    facts: Facts, config: ConfigFacts, names: Canonical, target: Target | None
+) -> DrafterSpec:
     fields: dict[str, Any] = dict(config.fields)
     fields |= read_vocabulary(facts, config, names.tensors, target)
-    used = {key: facts.sources.get(key, "") for key in DrafterSpec.__dataclass_fields__
-            if key not in ("sources", "warnings")}
+    used = {
+        key: facts.sources.get(key, "")
+        for key in DrafterSpec.__dataclass_fields__
+        if key not in ("sources", "warnings")
+    }
     return DrafterSpec(**fields, sources=used, warnings=tuple(facts.warnings))
 
 
@@ -103,29 +118,42 @@ def _check_target(spec: DrafterSpec, target: Target) -> list[DraftrtError]:
     t, findings = target.spec, list[DraftrtError]()
     beyond = [k for k in spec.target_layer_ids if k >= t.num_layers]
     if beyond:
-        findings.append(SpecError(
-            f"target_layer_ids {list(spec.target_layer_ids)}: got layers {beyond}, expected at most "
-            f"{t.num_layers - 1} (the target has {t.num_layers} layers)",
-            hint="this drafter was trained for another target"))
+        findings.append(
+            SpecError(
+                f"target_layer_ids {list(spec.target_layer_ids)}: got layers {beyond}, expected at most "
+                f"{t.num_layers - 1} (the target has {t.num_layers} layers)",
+                hint="this drafter was trained for another target",
+            )
+        )
     if spec.num_target_layers is not None and spec.num_target_layers != t.num_layers:
-        findings.append(SpecError(
-            f"num_target_layers: got {spec.num_target_layers}, expected {t.num_layers} as in the target",
-            hint="this drafter was trained for another target"))
+        findings.append(
+            SpecError(
+                f"num_target_layers: got {spec.num_target_layers}, expected {t.num_layers} as in the target",
+                hint="this drafter was trained for another target",
+            )
+        )
     if spec.target_hidden_size != t.hidden_size:
-        findings.append(SpecError(
-            f"target hidden size: the drafter expects {spec.target_hidden_size}, the target has {t.hidden_size}",
-            hint="this drafter was trained for another target"))
+        findings.append(
+            SpecError(
+                f"target hidden size: the drafter expects {spec.target_hidden_size}, the target has {t.hidden_size}",
+                hint="this drafter was trained for another target",
+            )
+        )
     return findings
 
 
-def _check_tensors(spec: DrafterSpec, names: Canonical, target: Target | None,
-                   folder: Path) -> dict[str, TensorRef]:
+def _check_tensors(
+    spec: DrafterSpec, names: Canonical, target: Target | None, folder: Path
+) -> dict[str, TensorRef]:
     """Claim every tensor the spec asks for; what is missing, left over or ill-shaped is a finding."""
     wanted = tensor_shapes(spec)
     cut_fused(names, {name: shape[0] for name, shape in wanted.items()})
     tables = {} if target is None else dict(target.tables)
-    borrowed = {name for name, source in ((EMBED, spec.embed_source), (HEAD, spec.head_source))
-                if source.value == "target"}
+    borrowed = {
+        name
+        for name, source in ((EMBED, spec.embed_source), (HEAD, spec.head_source))
+        if source.value == "target"
+    }
     claimed: dict[str, TensorRef] = {}
     missing = []
     for name, shape in wanted.items():
@@ -138,37 +166,64 @@ def _check_tensors(spec: DrafterSpec, names: Canonical, target: Target | None,
         if name == HEAD and name in borrowed and ref.shape[0] > shape[0]:
             ref = ref.rows(0, shape[0])
         claimed[name] = _checked(ref, name, shape, names)
-    unclaimed = sorted(set(names.tensors) - set(wanted) - IGNORED_TABLES - _unused_placeholders(spec))
+    unclaimed = sorted(
+        set(names.tensors) - set(wanted) - IGNORED_TABLES - _unused_placeholders(spec)
+    )
     if missing:
-        names.findings.append(CheckpointError(f"{folder}: tensors missing: {_some(missing)}",
-                                              hint="the checkpoint is incomplete, or its config describes another model"))
+        names.findings.append(
+            CheckpointError(
+                f"{folder}: tensors missing: {_some(missing)}",
+                hint="the checkpoint is incomplete, or its config describes another model",
+            )
+        )
     if unclaimed:
         left = [f"{names.original[name]} {list(names.tensors[name].shape)}" for name in unclaimed]
-        names.findings.append(CheckpointError(f"{folder}: tensors nothing asks for: {_some(left)}",
-                                              hint="they would change the answer in the publisher's code; the config "
-                                                   "does not describe them"))
+        names.findings.append(
+            CheckpointError(
+                f"{folder}: tensors nothing asks for: {_some(left)}",
+                hint="they would change the answer in the publisher's code; the config "
+                "does not describe them",
+            )
+        )
     return claimed
 
 
 def _checked(ref: TensorRef, name: str, shape: tuple[int, ...], names: Canonical) -> TensorRef:
-    fits = len(ref.shape) == len(shape) and all(want in (-1, have) for want, have in zip(shape, ref.shape))
+    fits = len(ref.shape) == len(shape) and all(
+        want in (-1, have) for want, have in zip(shape, ref.shape)
+    )
     if not fits:
         cause = ""
         if name == "fc.weight":
             cause = "columns of fc are taps x target hidden size: taps, target_hidden_size and the tensor disagree"
-        names.findings.append(CheckpointError(
-            f"tensor {ref.name!r}: got shape {list(ref.shape)}, expected {list(shape)}".replace("-1", "any"),
-            hint=cause))
+        names.findings.append(
+            CheckpointError(
+                f"tensor {ref.name!r}: got shape {list(ref.shape)}, expected {list(shape)}".replace(
+                    "-1", "any"
+                ),
+                hint=cause,
+            )
+        )
     integer = name == "d2t"
     if (ref.dtype not in (torch.int64, torch.int32)) if integer else (ref.dtype not in FLOATS):
-        names.findings.append(CheckpointError(f"tensor {ref.name!r}: got {ref.dtype}, expected "
-                                              f"{'int64' if integer else 'a 16- or 32-bit float'}"))
+        names.findings.append(
+            CheckpointError(
+                f"tensor {ref.name!r}: got {ref.dtype}, expected "
+                f"{'int64' if integer else 'a 16- or 32-bit float'}"
+            )
+        )
     return ref
 
 
 def _unused_placeholders(spec: DrafterSpec) -> frozenset[str]:
-    return frozenset({"mask_embedding"}) if not spec.mask_embedding and spec.family.value == "dspark" else frozenset()
+    return (
+        frozenset({"mask_embedding"})
+        if not spec.mask_embedding and spec.family.value == "dspark"
+        else frozenset()
+    )
 
 
 def _some(items: list[str], limit: int = 8) -> str:
-    return ", ".join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")
+    return ", ".join(items[:limit]) + (
+        f" and {len(items) - limit} more" if len(items) > limit else ""
+    )

@@ -42,7 +42,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     inputs = (x, weight) if bias is None else (x, weight, bias)
     return torch.onnx.ops.symbolic(  # type: ignore[no-any-return]
-        "Gemm", inputs, {"transB": 1}, dtype=x.dtype, shape=(x.shape[0], weight.shape[0]), version=13
+        "Gemm",
+        inputs,
+        {"transB": 1},
+        dtype=x.dtype,
+        shape=(x.shape[0], weight.shape[0]),
+        version=13,
     )
 
 
@@ -91,15 +96,27 @@ def write_cache(cache: Tensor, rows: Tensor, start: Tensor, profile: Profile) ->
     """
     if torch.onnx.is_in_onnx_export() and profile is Profile.FIXED:
         return torch.onnx.ops.symbolic(  # type: ignore[no-any-return]
-            "TensorScatter", (cache, rows, start), {"axis": 2, "mode": "linear"},
-            dtype=cache.dtype, shape=cache.shape, version=24,
+            "TensorScatter",
+            (cache, rows, start),
+            {"axis": 2, "mode": "linear"},
+            dtype=cache.dtype,
+            shape=cache.shape,
+            version=24,
         )
     index = torch.arange(rows.shape[2], device=rows.device) + start
     return cache.index_copy(2, index, rows)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, *, valid: Tensor, mask: Tensor | None,
-           scale: float, profile: Profile) -> Tensor:
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    valid: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    profile: Profile,
+) -> Tensor:
     """Attend over the first ``valid`` rows of a cache; every group of N/G heads shares a key head.
 
     Args:
@@ -116,8 +133,11 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, *, valid: Tensor, mask: 
         [1, N, R, D] in the query's dtype.
     """
     if torch.onnx.is_in_onnx_export() and profile is Profile.FIXED:
-        inputs = (query, keys, values, mask) if mask is not None else (
-            query, keys, values, None, None, None, valid)
+        inputs = (
+            (query, keys, values, mask)
+            if mask is not None
+            else (query, keys, values, None, None, None, valid)
+        )
         return torch.onnx.ops.symbolic(  # type: ignore[no-any-return]
             "Attention", inputs, {"scale": scale}, dtype=query.dtype, shape=query.shape, version=24
         )
@@ -126,8 +146,15 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, *, valid: Tensor, mask: 
     return attend_plainly(query, keys, values, mask=mask, scale=scale)
 
 
-def attend_plainly(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor, scale: float,
-                   sinks: Tensor | None = None) -> Tensor:
+def attend_plainly(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    mask: Tensor,
+    scale: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attend with a mask and, if given, a sink logit a head; softmax in float32.
 
     Args:

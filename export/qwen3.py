@@ -47,14 +47,17 @@ def layer_shapes(spec: DrafterSpec, rule: LayerSpec) -> dict[str, tuple[int, ...
 class Layer:
     """One decoder layer over explicit caches."""
 
-    def __init__(self, spec: DrafterSpec, rule: LayerSpec, weights: Weights, profile: Profile) -> None:
+    def __init__(
+        self, spec: DrafterSpec, rule: LayerSpec, weights: Weights, profile: Profile
+    ) -> None:
         self._spec = spec
         self._rule = rule
         self._weights = weights
         self._profile = profile
 
-    def __call__(self, x: Tensor, context: Tensor, view: View, keys: Tensor,
-                 values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, context: Tensor, view: View, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Advance the block through the layer.
 
         Args:
@@ -78,8 +81,9 @@ class Layer:
         x = x + convolve(self._mlp(convolve(u, mlp_kernels, side=0)), mlp_kernels, side=1)
         return x, keys, values
 
-    def _attention(self, u: Tensor, context: Tensor, view: View, keys: Tensor,
-                   values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _attention(
+        self, u: Tensor, context: Tensor, view: View, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         spec, w = self._spec, self._weights.below("self_attn")
         eps, count = spec.rms_norm_eps, view.num_queries
         both = torch.cat((context, u))  # [T + K, H]
@@ -94,8 +98,17 @@ class Layer:
         query = ops.rms_norm(query, w("q_norm.weight"), eps).transpose(0, 1)[None]
         key = ops.rms_norm(key, w("k_norm.weight"), eps).transpose(0, 1)[None]
         attended, keys, values = attend_with_cache(
-            spec, self._rule, self._profile, view, query, key, value.transpose(0, 1)[None],
-            keys, values, sinks=w.get("attention_sink_bias"))
+            spec,
+            self._rule,
+            self._profile,
+            view,
+            query,
+            key,
+            value.transpose(0, 1)[None],
+            keys,
+            values,
+            sinks=w.get("attention_sink_bias"),
+        )
         return ops.linear(attended, w("o_proj.weight"), w.get("o_proj.bias")).float(), keys, values
 
     def _mlp(self, u: Tensor) -> Tensor:
@@ -104,9 +117,19 @@ class Layer:
         return ops.linear(gate * ops.linear(u, w("up_proj.weight")), w("down_proj.weight")).float()
 
 
-def attend_with_cache(spec: DrafterSpec, rule: LayerSpec, profile: Profile, view: View,
-                      query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor,
-                      *, sinks: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def attend_with_cache(
+    spec: DrafterSpec,
+    rule: LayerSpec,
+    profile: Profile,
+    view: View,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Rotate, write this call's keys and values into the caches, and attend.
 
     Args:
@@ -126,8 +149,9 @@ def attend_with_cache(spec: DrafterSpec, rule: LayerSpec, profile: Profile, view
     """
     interleaved = spec.rope.layout.value == "interleaved"
     count = view.num_queries
-    query = ops.rotate(query, view.cos[:, -count:], view.sin[:, -count:], interleaved=interleaved,
-                       profile=profile).to(keys.dtype)
+    query = ops.rotate(
+        query, view.cos[:, -count:], view.sin[:, -count:], interleaved=interleaved, profile=profile
+    ).to(keys.dtype)
     key = ops.rotate(key, view.cos, view.sin, interleaved=interleaved, profile=profile)
     keys = ops.write_cache(keys, key.to(keys.dtype), view.start, profile)
     values = ops.write_cache(values, value.to(values.dtype), view.start, profile)
@@ -135,8 +159,17 @@ def attend_with_cache(spec: DrafterSpec, rule: LayerSpec, profile: Profile, view
     if sinks is not None:
         if mask is None:
             mask = (torch.arange(keys.shape[2], device=keys.device) < view.valid)[None, None, None]
-        out = ops.attend_plainly(query, keys, values, mask=mask, scale=spec.attention_scale, sinks=sinks)
+        out = ops.attend_plainly(
+            query, keys, values, mask=mask, scale=spec.attention_scale, sinks=sinks
+        )
     else:
-        out = ops.attend(query, keys, values, valid=view.valid, mask=mask,
-                         scale=spec.attention_scale, profile=profile)
+        out = ops.attend(
+            query,
+            keys,
+            values,
+            valid=view.valid,
+            mask=mask,
+            scale=spec.attention_scale,
+            profile=profile,
+        )
     return out[0].transpose(0, 1).reshape(count, spec.num_heads * spec.head_dim), keys, values

@@ -34,7 +34,9 @@ def inverse_frequencies(rope: RopeSpec, *, long: bool = False) -> tuple[Array, f
     """
     dim = rope.rotary_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-    base = (1.0 / (rope.theta**exponents)).numpy().astype(np.float64)  # float32 powers, as publishers
+    base = (
+        (1.0 / (rope.theta**exponents)).numpy().astype(np.float64)
+    )  # float32 powers, as publishers
     if rope.type in ("default", "dynamic"):
         return base.astype(np.float32), 1.0
     if rope.type == "linear":
@@ -62,7 +64,10 @@ def _llama3(rope: RopeSpec, base: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _yarn(rope: RopeSpec, base: NDArray[np.float64]) -> tuple[Array, float]:
     factor = rope.factor or 1.0
-    dim, original = rope.rotary_dim, rope.original_max_position_embeddings or rope.max_position_embeddings
+    dim, original = (
+        rope.rotary_dim,
+        rope.original_max_position_embeddings or rope.max_position_embeddings,
+    )
 
     def dim_of(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
@@ -126,7 +131,9 @@ def table_tensors(rope: RopeSpec, num_positions: int) -> dict[str, Array]:
     return named
 
 
-def rows(rope: RopeSpec, weights: Weights, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+def rows(
+    rope: RopeSpec, weights: Weights, positions: Tensor, length: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return cos and sin of the given positions, each [1, R, rotary_dim / 2] float32.
 
     Args:
@@ -147,12 +154,15 @@ def rows(rope: RopeSpec, weights: Weights, positions: Tensor, length: Tensor) ->
     return cos, sin
 
 
-def _dynamic_rows(rope: RopeSpec, inv_freq: Tensor, positions: Tensor,
-                  length: Tensor) -> tuple[Tensor, Tensor]:
+def _dynamic_rows(
+    rope: RopeSpec, inv_freq: Tensor, positions: Tensor, length: Tensor
+) -> tuple[Tensor, Tensor]:
     """NTK scaling by current length: theta grows once the declared positions are passed."""
     dim, declared, factor = rope.rotary_dim, rope.max_position_embeddings, rope.factor or 1.0
     ratio = length.float().clamp(min=float(declared)) / declared
-    growth = (factor * ratio - (factor - 1)) ** (dim / (dim - 2))  # [1], 1.0 within the declared length
+    growth = (factor * ratio - (factor - 1)) ** (
+        dim / (dim - 2)
+    )  # [1], 1.0 within the declared length
     exponents = torch.arange(0, dim, 2, device=positions.device).float() / dim
     frequencies = inv_freq / growth**exponents
     angles = positions.float()[:, None] * frequencies[None]

@@ -15,9 +15,24 @@ from draftrt.export.facts import Facts, read_json
 from draftrt.spec import TargetSpec
 
 EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
-PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.", "model.",
-            "transformer.", "model.llm.", "backbone.", "")
-EMBED_NAMES = ("embed_tokens.weight", "embed.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight")
+PREFIXES = (
+    "model.language_model.",
+    "language_model.model.",
+    "model.text_model.",
+    "language_model.",
+    "model.",
+    "transformer.",
+    "model.llm.",
+    "backbone.",
+    "",
+)
+EMBED_NAMES = (
+    "embed_tokens.weight",
+    "embed.weight",
+    "embeddings.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+)
 HEAD_NAMES = ("lm_head.weight", "unembed.weight", "output.weight", "embed_out.weight")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -62,36 +77,61 @@ def read_target(folder: Path) -> Target:
 
 def read_target_spec(facts: Facts, tables: Mapping[str, TensorRef]) -> TargetSpec:
     """Resolve a target's facts; findings stay in ``facts``."""
-    body = next((f"{key}." for key in ("text_config", "llm_config", "language_config") if facts.table(key)), "")
+    body = next(
+        (f"{key}." for key in ("text_config", "llm_config", "language_config") if facts.table(key)),
+        "",
+    )
     names = facts.raw("architectures")
-    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    architecture = (
+        names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    )
     if not architecture:
         facts.error("architectures is missing, expected the target's architecture")
     facts.say("architecture", "architectures")
     padded = facts.number("vocab_size", [f"{body}vocab_size"], low=2, high=1 << 26)
-    logical = facts.number("vocab_size", [f"{body}unpadded_vocab_size", "unpadded_vocab_size"], low=2, high=1 << 26,
-                           default=padded, why=f"{body}vocab_size")
+    logical = facts.number(
+        "vocab_size",
+        [f"{body}unpadded_vocab_size", "unpadded_vocab_size"],
+        low=2,
+        high=1 << 26,
+        default=padded,
+        why=f"{body}vocab_size",
+    )
     table = tables.get(EMBED)
     rows = table.shape[0] if table is not None else None
-    facts.say("table_rows", f"tensor {table.name}" if table is not None else "no embedding table was read")
+    facts.say(
+        "table_rows", f"tensor {table.name}" if table is not None else "no embedding table was read"
+    )
     if rows is not None and rows < logical:
-        facts.error(f"embedding table {table.name if table else ''} has {rows} rows, expected at least "
-                    f"{logical} (vocab_size)")
+        facts.error(
+            f"embedding table {table.name if table else ''} has {rows} rows, expected at least "
+            f"{logical} (vocab_size)"
+        )
     spec = TargetSpec(
         architecture=architecture,
         model_type=facts.text("model_type", [f"{body}model_type", "model_type"]),
         num_layers=facts.number("num_layers", [f"{body}num_hidden_layers"], low=1, high=4096),
         hidden_size=facts.number("hidden_size", [f"{body}hidden_size"], low=2, high=1 << 24),
-        vocab_size=logical, table_rows=rows,
-        tie_word_embeddings=_is_tied(facts, body), eos_token_ids=_eos(facts, body),
-        sources={key: value for key, value in facts.sources.items()
-                 if key in TargetSpec.__dataclass_fields__ and key != "sources"})
+        vocab_size=logical,
+        table_rows=rows,
+        tie_word_embeddings=_is_tied(facts, body),
+        eos_token_ids=_eos(facts, body),
+        sources={
+            key: value
+            for key, value in facts.sources.items()
+            if key in TargetSpec.__dataclass_fields__ and key != "sources"
+        },
+    )
     return spec
 
 
 def _is_tied(facts: Facts, body: str) -> bool:
-    return facts.flag("tie_word_embeddings", [f"{body}tie_word_embeddings", "tie_word_embeddings"],
-                      default=False, why="default false")
+    return facts.flag(
+        "tie_word_embeddings",
+        [f"{body}tie_word_embeddings", "tie_word_embeddings"],
+        default=False,
+        why="default false",
+    )
 
 
 def _eos(facts: Facts, body: str) -> tuple[int, ...]:
@@ -105,31 +145,46 @@ def _eos(facts: Facts, body: str) -> tuple[int, ...]:
     return ()
 
 
-def _tables(folder: Path, refs: Mapping[str, TensorRef], facts: Facts,
-            findings: list[DraftrtError]) -> dict[str, TensorRef]:
+def _tables(
+    folder: Path, refs: Mapping[str, TensorRef], facts: Facts, findings: list[DraftrtError]
+) -> dict[str, TensorRef]:
     """Find the embedding and LM-head tables; a tied head is the embedding."""
     found: dict[str, TensorRef] = {}
     embed = _find(refs, EMBED_NAMES)
     head = _find(refs, HEAD_NAMES)
-    body = next((f"{key}." for key in ("text_config", "llm_config", "language_config") if facts.table(key)), "")
+    body = next(
+        (f"{key}." for key in ("text_config", "llm_config", "language_config") if facts.table(key)),
+        "",
+    )
     tied = facts.raw(f"{body}tie_word_embeddings")
     tied = facts.raw("tie_word_embeddings") if tied is None else tied
     if head is None and embed is not None:
         if tied is False:
-            findings.append(CheckpointError(f"{folder}: no LM head found, and tie_word_embeddings is false",
-                                            hint=f"expected a tensor named one of {HEAD_NAMES}"))
+            findings.append(
+                CheckpointError(
+                    f"{folder}: no LM head found, and tie_word_embeddings is false",
+                    hint=f"expected a tensor named one of {HEAD_NAMES}",
+                )
+            )
         else:
             head = embed
     if embed is None:
-        findings.append(CheckpointError(f"{folder}: no embedding table found",
-                                        hint=f"expected a tensor named one of {EMBED_NAMES}"))
+        findings.append(
+            CheckpointError(
+                f"{folder}: no embedding table found",
+                hint=f"expected a tensor named one of {EMBED_NAMES}",
+            )
+        )
     for name, ref in ((EMBED, embed), (HEAD, head)):
         if ref is None:
             continue
         if ref.dtype not in FLOATS or len(ref.shape) != 2:
-            findings.append(CheckpointError(
-                f"{folder}: {ref.name} is {ref.dtype} {list(ref.shape)}, expected a 16- or 32-bit float table",
-                hint="a quantised embedding or head cannot be shared with the drafter"))
+            findings.append(
+                CheckpointError(
+                    f"{folder}: {ref.name} is {ref.dtype} {list(ref.shape)}, expected a 16- or 32-bit float table",
+                    hint="a quantised embedding or head cannot be shared with the drafter",
+                )
+            )
             continue
         found[name] = ref
     return found
@@ -149,9 +204,13 @@ def check_tokenizer(folder: Path, spec: TargetSpec) -> tuple[list[DraftrtError],
     path = folder / "tokenizer.json"
     if not path.is_file():
         others = sorted(p.name for p in folder.glob("*token*"))
-        return [CheckpointError(f"{folder}: no tokenizer.json, found {others}",
-                                hint="save the fast tokenizer beside the target with "
-                                     "AutoTokenizer.from_pretrained(...).save_pretrained(...)")], []
+        return [
+            CheckpointError(
+                f"{folder}: no tokenizer.json, found {others}",
+                hint="save the fast tokenizer beside the target with "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+            )
+        ], []
     try:
         data = read_json(path)
         vocab = data.get("model", {}).get("vocab", {})
@@ -159,9 +218,12 @@ def check_tokenizer(folder: Path, spec: TargetSpec) -> tuple[list[DraftrtError],
         ids += [token["id"] for token in data.get("added_tokens", [])]
         largest = max((i for i in ids if isinstance(i, int)), default=-1)
         if largest < 0 or largest >= spec.vocab_size:
-            findings.append(CheckpointError(
-                f"{path}: largest id is {largest}, expected 0 to {spec.vocab_size - 1} (the target's vocabulary)",
-                hint="the tokenizer belongs to another model"))
+            findings.append(
+                CheckpointError(
+                    f"{path}: largest id is {largest}, expected 0 to {spec.vocab_size - 1} (the target's vocabulary)",
+                    hint="the tokenizer belongs to another model",
+                )
+            )
     except CheckpointError as error:
         findings.append(error)
     except (AttributeError, KeyError, TypeError) as error:
@@ -181,7 +243,15 @@ def _check_template(folder: Path, findings: list[DraftrtError]) -> list[str]:
     if file.is_file():
         text = file.read_text(encoding="utf-8", errors="replace")
         if text.count("{%") != text.count("%}"):
-            findings.append(CheckpointError(f"{file}: unbalanced template tags",
-                                            hint="the file was cut short; copy it from the publisher"))
+            findings.append(
+                CheckpointError(
+                    f"{file}: unbalanced template tags",
+                    hint="the file was cut short; copy it from the publisher",
+                )
+            )
         return []
-    return [] if inline else [f"{folder.name} has no chat template: --chat will be refused for this bundle"]
+    return (
+        []
+        if inline
+        else [f"{folder.name} has no chat template: --chat will be refused for this bundle"]
+    )

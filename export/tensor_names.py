@@ -24,7 +24,11 @@ RENAMES: tuple[tuple[str, str, str], ...] = (
     (r"^(markov_w[12]|gate_proj|joint_proj)\.", r"markov_head.\1.", "ModelOpt, NVIDIA"),
     (r"^confidence_proj\.", "confidence_head.proj.", "ModelOpt, NVIDIA"),
     (r"^(markov_head\.markov_w[12])$", r"\1.weight", "tables stored bare"),
-    (r"^(candidate_selector\.(?:predecessor|successor)_codebook)$", r"\1.weight", "published DFlash2"),
+    (
+        r"^(candidate_selector\.(?:predecessor|successor)_codebook)$",
+        r"\1.weight",
+        "published DFlash2",
+    ),
     (r"^(candidate_selector\.hidden_projection)$", r"\1.weight", "published DFlash2"),
 )
 IGNORED: tuple[tuple[str, str], ...] = (
@@ -48,7 +52,10 @@ QUANTISED: tuple[tuple[str, str], ...] = (
     (r"weight_scale(_inv)?$|input_scale$", "FP8"),
 )
 FUSED = (
-    (re.compile(r"^(layers\.\d+\.self_attn)\.qkv_proj\.(weight|bias)$"), ("q_proj", "k_proj", "v_proj")),
+    (
+        re.compile(r"^(layers\.\d+\.self_attn)\.qkv_proj\.(weight|bias)$"),
+        ("q_proj", "k_proj", "v_proj"),
+    ),
     (re.compile(r"^(layers\.\d+\.mlp)\.gate_up_proj\.(weight|bias)$"), ("gate_proj", "up_proj")),
 )
 
@@ -93,12 +100,18 @@ def canonicalise(refs: Mapping[str, TensorRef]) -> Canonical:
         if reason is not None:
             out.ignored[original] = reason
         elif refused is not None:
-            out.findings.append(UnsupportedError(
-                f"tensor {original!r}: {refused} is not supported",
-                hint="dropping it would give another model; use the publisher's own runtime"))
+            out.findings.append(
+                UnsupportedError(
+                    f"tensor {original!r}: {refused} is not supported",
+                    hint="dropping it would give another model; use the publisher's own runtime",
+                )
+            )
         elif name in out.tensors or name in out.fused:
-            out.findings.append(CheckpointError(
-                f"tensors {out.original[name]!r} and {original!r} both mean {name!r}"))
+            out.findings.append(
+                CheckpointError(
+                    f"tensors {out.original[name]!r} and {original!r} both mean {name!r}"
+                )
+            )
         else:
             out.original[name] = original
             _place(out, name, ref)
@@ -121,17 +134,30 @@ def _quantised(refs: Mapping[str, TensorRef]) -> DraftrtError | None:
         layout = next((layout for pattern, layout in QUANTISED if re.search(pattern, name)), None)
         if layout is not None:
             layouts.setdefault(layout, name)
-    packed = [name for name, ref in refs.items() if name.endswith("weight") and (
-        isinstance(ref.dtype, str) or ref.dtype in (
-            torch.uint8, torch.int8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2))]
+    packed = [
+        name
+        for name, ref in refs.items()
+        if name.endswith("weight")
+        and (
+            isinstance(ref.dtype, str)
+            or ref.dtype
+            in (torch.uint8, torch.int8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2)
+        )
+    ]
     if packed and not layouts:
         layouts[f"dtype {refs[packed[0]].dtype}"] = packed[0]
     if not layouts:
         return None
-    order = [layout for layout in ("NVFP4", "GPTQ or AWQ", "compressed-tensors (packed)", "FP8") if layout in layouts]
+    order = [
+        layout
+        for layout in ("NVFP4", "GPTQ or AWQ", "compressed-tensors (packed)", "FP8")
+        if layout in layouts
+    ]
     layout = order[0] if order else next(iter(layouts))
-    return UnsupportedError(f"quantised weights ({layout}, e.g. {layouts[layout]!r}) are not supported",
-                            hint="take the publisher's bf16 checkpoint; draftrt quantises graphs itself")
+    return UnsupportedError(
+        f"quantised weights ({layout}, e.g. {layouts[layout]!r}) are not supported",
+        hint="take the publisher's bf16 checkpoint; draftrt quantises graphs itself",
+    )
 
 
 def cut_fused(names: Canonical, rows_of: Mapping[str, int]) -> None:
@@ -144,9 +170,12 @@ def cut_fused(names: Canonical, rows_of: Mapping[str, int]) -> None:
     for fused, (ref, parts) in names.fused.items():
         sizes = [rows_of.get(part, 0) for part in parts]
         if not ref.shape or sum(sizes) != ref.shape[0] or 0 in sizes:
-            names.findings.append(CheckpointError(
-                f"tensor {names.original[fused]!r} has shape {list(ref.shape)}, expected {sum(sizes)} rows "
-                f"({' + '.join(map(str, sizes))})"))
+            names.findings.append(
+                CheckpointError(
+                    f"tensor {names.original[fused]!r} has shape {list(ref.shape)}, expected {sum(sizes)} rows "
+                    f"({' + '.join(map(str, sizes))})"
+                )
+            )
             continue
         start = 0
         for part, size in zip(parts, sizes):

@@ -13,8 +13,14 @@ from draftrt.errors import ExportError
 from draftrt.export.ops import Profile
 from draftrt.signature import Signature
 
-TORCH = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool, "float32": torch.float32,
-         "float16": torch.float16, "bfloat16": torch.bfloat16}
+TORCH = {
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "bool": torch.bool,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 EXAMPLE_SIZE = 5
 STANDARD = ("", "ai.onnx")
 
@@ -33,14 +39,23 @@ def trace(module: nn.Module, signature: Signature, profile: Profile) -> Any:
     Raises:
         ExportError: the exporter failed, or used an operator outside the standard domain.
     """
-    sizes = {name: torch.export.Dim(name, min=span.min, max=span.max)
-             for name, span in signature.dimensions.items()}
+    sizes = {
+        name: torch.export.Dim(name, min=span.min, max=span.max)
+        for name, span in signature.dimensions.items()
+    }
     examples = tuple(_example(tensor.shape, TORCH[tensor.dtype]) for tensor in signature.inputs)
-    dynamic = tuple({axis: sizes[size] for axis, size in enumerate(tensor.shape) if isinstance(size, str)}
-                    for tensor in signature.inputs)
+    dynamic = tuple(
+        {axis: sizes[size] for axis, size in enumerate(tensor.shape) if isinstance(size, str)}
+        for tensor in signature.inputs
+    )
     model = _export(module, examples, dynamic, signature, profile)
-    foreign = sorted({f"{node.domain}::{node.op_type}" for node in model.graph.all_nodes()
-                      if node.domain not in STANDARD})
+    foreign = sorted(
+        {
+            f"{node.domain}::{node.op_type}"
+            for node in model.graph.all_nodes()
+            if node.domain not in STANDARD
+        }
+    )
     if foreign:
         raise ExportError(f"graph uses operators outside the ONNX standard: {foreign}")
     model.producer_name = "draftrt"
@@ -49,15 +64,27 @@ def trace(module: nn.Module, signature: Signature, profile: Profile) -> Any:
 
 def _example(shape: tuple[int | str, ...], dtype: torch.dtype) -> Tensor:
     sizes = [size if isinstance(size, int) else EXAMPLE_SIZE for size in shape]
-    return torch.zeros(1, dtype=dtype).expand(*sizes) if len(sizes) > 1 else torch.zeros(sizes, dtype=dtype)
+    return (
+        torch.zeros(1, dtype=dtype).expand(*sizes)
+        if len(sizes) > 1
+        else torch.zeros(sizes, dtype=dtype)
+    )
 
 
-def _export(module: nn.Module, examples: tuple[Tensor, ...], dynamic: Any, signature: Signature,
-            profile: Profile) -> Any:
+def _export(
+    module: nn.Module,
+    examples: tuple[Tensor, ...],
+    dynamic: Any,
+    signature: Signature,
+    profile: Profile,
+) -> Any:
     leading, caches = 0, len(signature.inputs)
     while leading < caches and signature.inputs[leading].name.split("_")[0] != "past":
         leading += 1
-    shapes = (*dynamic[:leading], tuple(dynamic[leading:]))  # *caches is one argument to the exporter
+    shapes = (
+        *dynamic[:leading],
+        tuple(dynamic[leading:]),
+    )  # *caches is one argument to the exporter
     quiet = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in quiet]
     try:
@@ -66,13 +93,21 @@ def _export(module: nn.Module, examples: tuple[Tensor, ...], dynamic: Any, signa
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                module, examples, dynamo=True, opset_version=profile.opset, dynamic_shapes=shapes,
+                module,
+                examples,
+                dynamo=True,
+                opset_version=profile.opset,
+                dynamic_shapes=shapes,
                 input_names=[tensor.name for tensor in signature.inputs],
-                output_names=list(signature.output_names()), verbose=False)
+                output_names=list(signature.output_names()),
+                verbose=False,
+            )
     except (torch.onnx.OnnxExporterError, RuntimeError) as error:
-        raise ExportError(f"torch.onnx.export failed: {error!s:.600}",
-                          hint="this is a defect of draftrt or of the installed torch; report it with the "
-                               "output of `draftrt inspect`") from error
+        raise ExportError(
+            f"torch.onnx.export failed: {error!s:.600}",
+            hint="this is a defect of draftrt or of the installed torch; report it with the "
+            "output of `draftrt inspect`",
+        ) from error
     finally:
         for logger, level in zip(quiet, levels):
             logger.setLevel(level)

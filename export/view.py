@@ -58,5 +58,5 @@ def mask_of(layer: LayerSpec, positions: Tensor, num_queries: int, capacity: int
         if not layer.is_causal:
             seen = seen & (key - query < layer.window)
     elif layer.window is not None:
-        seen = seen & ((key >= first - layer.window) | (key >= first))
-    return seen[None, None]
+        seen = seen & (key >= first - layer.window)
+    return seen.expand(num_queries, capacity)[None, None]

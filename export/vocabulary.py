@@ -21,7 +21,9 @@ from draftrt.spec import Family, TableSource, VocabMap
 Tensors = Mapping[str, TensorRef]
 
 
-def read_vocabulary(facts: Facts, config: ConfigFacts, tensors: Tensors, target: Target | None) -> dict[str, Any]:
+def read_vocabulary(
+    facts: Facts, config: ConfigFacts, tensors: Tensors, target: Target | None
+) -> dict[str, Any]:
     """Resolve table sources, the three sizes and the id map; findings stay in ``facts``."""
     embed_source, rows = _input_table(facts, config, tensors, target)
     mask = config.fields["mask_token_id"]
@@ -29,25 +31,39 @@ def read_vocabulary(facts: Facts, config: ConfigFacts, tensors: Tensors, target:
     facts.say("mask_embedding", "tensor mask_embedding" if own_mask else "no tensor mask_embedding")
     if mask >= rows and not own_mask:
         whose = "the draft's own" if embed_source is TableSource.DRAFT else "the target's"
-        facts.error(f"mask_token_id: got {mask}, expected 0 to {rows - 1} ({whose} embedding table)",
-                    "a mask id outside the table needs a table of the draft's own, or a mask_embedding")
+        facts.error(
+            f"mask_token_id: got {mask}, expected 0 to {rows - 1} ({whose} embedding table)",
+            "a mask id outside the table needs a table of the draft's own, or a mask_embedding",
+        )
     head_source = _head(facts, config, tensors, target)
     vocab = None if target is None else target.spec.vocab_size
-    facts.say("target_vocab_size", "no target given" if target is None else
-              f"target {target.spec.sources.get('vocab_size', 'vocab_size')}")
+    facts.say(
+        "target_vocab_size",
+        "no target given"
+        if target is None
+        else f"target {target.spec.sources.get('vocab_size', 'vocab_size')}",
+    )
     mapping = _vocab_map(facts, config, tensors, vocab)
     _check_markov_rows(facts, tensors, vocab)
     if mapping is not VocabMap.IDENTITY and config.fields["selector"] is not None:
-        facts.error("a reduced vocabulary together with the DFlash2 selector is not supported", unsupported=True)
+        facts.error(
+            "a reduced vocabulary together with the DFlash2 selector is not supported",
+            unsupported=True,
+        )
     return {
-        "input_vocab_size": rows, "draft_vocab_size": config.draft_vocab_size, "target_vocab_size": vocab,
-        "vocab_map": mapping, "embed_source": embed_source, "head_source": head_source,
+        "input_vocab_size": rows,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_vocab_size": vocab,
+        "vocab_map": mapping,
+        "embed_source": embed_source,
+        "head_source": head_source,
         "mask_embedding": own_mask,
     }
 
 
-def _input_table(facts: Facts, config: ConfigFacts, tensors: Tensors,
-                 target: Target | None) -> tuple[TableSource, int]:
+def _input_table(
+    facts: Facts, config: ConfigFacts, tensors: Tensors, target: Target | None
+) -> tuple[TableSource, int]:
     declared = config.vocab_size
     own = tensors.get(EMBED)
     if own is not None and own.shape:
@@ -62,29 +78,41 @@ def _input_table(facts: Facts, config: ConfigFacts, tensors: Tensors,
         return TableSource.TARGET, declared
     facts.say("input_vocab_size", f"target tensor {table.name}")
     if declared > table.shape[0]:
-        facts.error(f"vocab_size: got {declared}, but the target's embedding table has {table.shape[0]} rows and "
-                    f"the draft ships none", "an input vocabulary larger than the target's needs its own embed_tokens")
+        facts.error(
+            f"vocab_size: got {declared}, but the target's embedding table has {table.shape[0]} rows and "
+            f"the draft ships none",
+            "an input vocabulary larger than the target's needs its own embed_tokens",
+        )
     return TableSource.TARGET, table.shape[0]
 
 
-def _head(facts: Facts, config: ConfigFacts, tensors: Tensors, target: Target | None) -> TableSource:
+def _head(
+    facts: Facts, config: ConfigFacts, tensors: Tensors, target: Target | None
+) -> TableSource:
     size, own = config.draft_vocab_size, tensors.get(HEAD)
     if own is not None and own.shape:
         facts.say("head_source", f"tensor {own.name}")
         if own.shape[0] != size:
-            facts.error(f"draft_vocab_size: got {size} ({facts.sources.get('draft_vocab_size')}), but {own.name} "
-                        f"has {own.shape[0]} rows")
+            facts.error(
+                f"draft_vocab_size: got {size} ({facts.sources.get('draft_vocab_size')}), but {own.name} "
+                f"has {own.shape[0]} rows"
+            )
         return TableSource.DRAFT
     facts.say("head_source", "no lm_head in the checkpoint: borrowed")
     table = None if target is None else target.tables.get(HEAD)
     if table is None or target is None:
         return TableSource.TARGET
     if size < target.spec.vocab_size:
-        facts.error(f"draft_vocab_size {size} is below the target's {target.spec.vocab_size}, but the checkpoint "
-                    f"has no lm_head of its own", "a reduced vocabulary needs its own lm_head and d2t")
+        facts.error(
+            f"draft_vocab_size {size} is below the target's {target.spec.vocab_size}, but the checkpoint "
+            f"has no lm_head of its own",
+            "a reduced vocabulary needs its own lm_head and d2t",
+        )
     elif size > table.shape[0]:
-        facts.error(f"draft_vocab_size: got {size}, but the target's LM head has {table.shape[0]} rows and the "
-                    f"draft ships none")
+        facts.error(
+            f"draft_vocab_size: got {size}, but the target's LM head has {table.shape[0]} rows and the "
+            f"draft ships none"
+        )
     return TableSource.TARGET
 
 
@@ -92,30 +120,46 @@ def _vocab_map(facts: Facts, config: ConfigFacts, tensors: Tensors, vocab: int |
     size, ref = config.draft_vocab_size, tensors.get("d2t")
     if ref is None:
         if vocab is not None and size < vocab:
-            facts.error(f"draft_vocab_size {size} is below the target's {vocab}, but there is no d2t",
-                        "a reduced vocabulary needs its own lm_head and d2t")
+            facts.error(
+                f"draft_vocab_size {size} is below the target's {vocab}, but there is no d2t",
+                "a reduced vocabulary needs its own lm_head and d2t",
+            )
         facts.say("vocab_map", "draft vocabulary covers the target's: identity")
         return VocabMap.IDENTITY
     if len(ref.shape) != 1 or ref.shape[0] != size or ref.dtype not in (torch.int64, torch.int32):
-        facts.error(f"d2t: got {ref.dtype} {list(ref.shape)}, expected int64 [{size}] (draft_vocab_size)")
+        facts.error(
+            f"d2t: got {ref.dtype} {list(ref.shape)}, expected int64 [{size}] (draft_vocab_size)"
+        )
         return VocabMap.IDENTITY
     table = ref.read().numpy().astype(np.int64)
     offsets = np.arange(size) + table
     if vocab is None:
-        vocab = int(max(offsets.max(), table.max())) + 1 if "t2d" not in tensors else tensors["t2d"].shape[0]
+        vocab = (
+            int(max(offsets.max(), table.max())) + 1
+            if "t2d" not in tensors
+            else tensors["t2d"].shape[0]
+        )
     if size >= vocab:
         if np.array_equal(table, np.zeros_like(table)) or np.array_equal(table, np.arange(size)):
             facts.say("vocab_map", "d2t is the identity")
             return VocabMap.IDENTITY
-        facts.error(f"d2t given for a draft vocabulary of {size}, which is not below the target's {vocab}",
-                    "a full or padded vocabulary maps by identity; this d2t would permute tokens")
+        facts.error(
+            f"d2t given for a draft vocabulary of {size}, which is not below the target's {vocab}",
+            "a full or padded vocabulary maps by identity; this d2t would permute tokens",
+        )
         return VocabMap.IDENTITY
     return _read_reduced(facts, table, offsets, vocab, tensors.get("t2d"))
 
 
-def _read_reduced(facts: Facts, table: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any], vocab: int,
-                  t2d: TensorRef | None) -> VocabMap:
+def _read_reduced(
+    facts: Facts,
+    table: np.ndarray[Any, Any],
+    offsets: np.ndarray[Any, Any],
+    vocab: int,
+    t2d: TensorRef | None,
+) -> VocabMap:
     """Offsets as published, absolute ids where only they make sense; a t2d mask must agree."""
+
     def valid(ids: np.ndarray[Any, Any]) -> bool:
         return bool(ids.min() >= 0 and ids.max() < vocab and len(np.unique(ids)) == len(ids))
 
@@ -127,10 +171,12 @@ def _read_reduced(facts: Facts, table: np.ndarray[Any, Any], offsets: np.ndarray
     if kept is not None:
         good = [kind for kind in good if np.array_equal(np.sort(readings[kind]), kept)]
     if not good:
-        facts.error(f"d2t: as offsets it gives ids {offsets.min()}..{offsets.max()}, as absolute ids "
-                    f"{table.min()}..{table.max()}, expected distinct ids in 0..{vocab - 1}"
-                    + ("" if kept is None else " that are the ones t2d marks"),
-                    "the map is broken or belongs to another target")
+        facts.error(
+            f"d2t: as offsets it gives ids {offsets.min()}..{offsets.max()}, as absolute ids "
+            f"{table.min()}..{table.max()}, expected distinct ids in 0..{vocab - 1}"
+            + ("" if kept is None else " that are the ones t2d marks"),
+            "the map is broken or belongs to another target",
+        )
         return VocabMap.OFFSET
     if good[0] is VocabMap.ABSOLUTE:
         facts.warnings.append("d2t holds absolute target ids, not offsets; read as such")
@@ -141,5 +187,7 @@ def _read_reduced(facts: Facts, table: np.ndarray[Any, Any], offsets: np.ndarray
 def _check_markov_rows(facts: Facts, tensors: Tensors, vocab: int | None) -> None:
     table = tensors.get("markov_head.markov_w1.weight")
     if table is not None and table.shape and vocab is not None and table.shape[0] < vocab:
-        facts.error(f"{table.name} has {table.shape[0]} rows, expected at least the target's {vocab}",
-                    "W1 is indexed by target ids")
+        facts.error(
+            f"{table.name} has {table.shape[0]} rows, expected at least the target's {vocab}",
+            "W1 is indexed by target ids",
+        )

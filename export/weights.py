@@ -53,8 +53,9 @@ def register(root: nn.Module, tensors: Mapping[str, Tensor]) -> Weights:
     return Weights(root)
 
 
-def placeholders(shapes: Mapping[str, tuple[int, ...]],
-                 dtype_of: Callable[[str], torch.dtype]) -> dict[str, Tensor]:
+def placeholders(
+    shapes: Mapping[str, tuple[int, ...]], dtype_of: Callable[[str], torch.dtype]
+) -> dict[str, Tensor]:
     """Return tensors of the given shapes that hold no memory worth counting.
 
     Large ones are one element expanded; small ones get distinct contents, so that no optimiser

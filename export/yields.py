@@ -26,8 +26,8 @@ class Yield:
 
 
 def to_target_ids(spec: DrafterSpec, weights: Weights, draft_ids: Tensor) -> Tensor:
-    """Map draft ids [..] int64 to the target's vocabulary."""
+    """Map draft ids [n] int64 to the target's vocabulary."""
     if spec.vocab_map is VocabMap.IDENTITY:
         return draft_ids
-    mapped = weights("d2t")[draft_ids]
+    mapped = weights("d2t").index_select(0, draft_ids)
     return mapped if spec.vocab_map is VocabMap.ABSOLUTE else draft_ids + mapped

@@ -1,0 +1,232 @@
+"""The gate every export passes: checker, names, and the graph against its module over rounds.
+
+ONNX Runtime's CPU provider has no bfloat16 kernels, so a bf16 graph is checked through its float32
+twin: the same nodes with every bfloat16 type replaced and the bfloat16 weights widened.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftrt.errors import ExportError
+from draftrt.export.assemble import GraphTensor, empty_caches, reference_module
+from draftrt.export.drafter import Drafter
+from draftrt.export.ops import Profile
+from draftrt.export.signature import round_feeds
+from draftrt.signature import Signature
+from draftrt.spec import DrafterSpec, Precision
+
+TOLERANCE = {Precision.FP32: 2e-4, Precision.FP16: 4e-2, Precision.BF16: 2e-4}
+Feeds = dict[str, NDArray[Any]]
+
+
+def check_file(path: Path, signature: Signature) -> None:
+    """Run the ONNX checker in full and compare the file's inputs and outputs with the signature.
+
+    Raises:
+        ExportError: the file is invalid or its names, order or shapes are not the signature's.
+    """
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"{path.name} is not valid ONNX: {error!s:.400}") from error
+    graph = onnx.load(str(path), load_external_data=False).graph
+    for kind, values, specs in (
+        ("inputs", graph.input, signature.inputs),
+        ("outputs", graph.output, signature.outputs),
+    ):
+        got = [value.name for value in values]
+        if got != [spec.name for spec in specs]:
+            raise ExportError(
+                f"{path.name} {kind}: got {got}, expected {[spec.name for spec in specs]}"
+            )
+        for value, spec in zip(values, specs):
+            dims = [
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param
+                for dim in value.type.tensor_type.shape.dim
+            ]
+            if len(dims) != len(spec.shape) or any(
+                isinstance(want, int) and want != have for want, have in zip(spec.shape, dims)
+            ):
+                raise ExportError(
+                    f"{path.name} {kind}: {spec.name} has shape {dims}, expected {list(spec.shape)}"
+                )
+
+
+def rounds_to_check(spec: DrafterSpec, max_context: int) -> list[tuple[int, int]]:
+    """Return (context length, new rows) of the rounds that are compared: 0, 1, next, and long."""
+    longest = max_context - spec.block_size
+    first = min(7, longest - 2)
+    return [(0, 1), (1, first), (1 + first, min(2, longest - 1 - first)), (longest - 2, 2)]
+
+
+def check_graph(
+    path: Path,
+    spec: DrafterSpec,
+    tensors: Mapping[str, GraphTensor],
+    signature: Signature,
+    precision: Precision,
+    max_context: int,
+) -> list[str]:
+    """Run the graph on ONNX Runtime against its module.
+
+    Returns:
+        One line a round: what was compared and the largest difference.
+
+    Raises:
+        ExportError: an id, confidence or cache row differs beyond the precision's tolerance.
+    """
+    if precision is Precision.BF16:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".twin-") as folder:
+            twin = Path(folder) / path.name
+            _write_float32_twin(path, twin)
+            wide = {name: _widened(tensor) for name, tensor in tensors.items()}
+            return _compare(
+                twin, spec, wide, Precision.FP32, max_context, "bf16 graph as its float32 twin"
+            )
+    return _compare(path, spec, tensors, precision, max_context, f"{precision.value} graph")
+
+
+def _compare(
+    path: Path,
+    spec: DrafterSpec,
+    tensors: Mapping[str, GraphTensor],
+    precision: Precision,
+    max_context: int,
+    what: str,
+) -> list[str]:
+    module = reference_module(spec, tensors, extra_outputs=("logits",), profile=Profile.FIXED)
+    session = _session(path)
+    rng = np.random.default_rng(0)
+    caches = [
+        cache.normal_(std=0.5, generator=torch.Generator().manual_seed(7)).numpy()
+        for cache in empty_caches(spec, precision, max_context)
+    ]
+    lines = []
+    for length, rows in rounds_to_check(spec, max_context):
+        feeds = round_feeds(spec, rng, new_rows=rows, context_length=length)
+        want = _run_module(module, feeds, caches)
+        got, caches = _run_session(session, feeds, caches)
+        error = _difference(spec, want, got, caches, length + rows, precision)
+        if error is not None:
+            raise ExportError(
+                f"{path.name}: ONNX Runtime and the PyTorch module differ at context length "
+                f"{length} with {rows} new rows: {error}",
+                hint="the exported graph is wrong; this is a defect of draftrt, please report it",
+            )
+        lines.append(f"{what}: context {length} + {rows} rows, same ids and caches as PyTorch")
+    return lines
+
+
+def _session(path: Path) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _run_module(module: Drafter, feeds: Feeds, caches: list[NDArray[Any]]) -> dict[str, Any]:
+    with torch.no_grad():
+        out = module(
+            *(torch.from_numpy(feed) for feed in feeds.values()),
+            *(torch.from_numpy(cache) for cache in caches),
+        )
+    count = len(module.outputs)
+    return {
+        **dict(zip(module.outputs, (t.numpy() for t in out[:count]))),
+        "caches": [t.numpy() for t in out[count:]],
+    }
+
+
+def _run_session(
+    session: Any, feeds: Feeds, caches: list[NDArray[Any]]
+) -> tuple[Feeds, list[NDArray[Any]]]:
+    names = [item.name for item in session.get_inputs()]
+    out = session.run(None, {**feeds, **dict(zip(names[len(feeds) :], caches))})
+    named = {item.name: value for item, value in zip(session.get_outputs(), out)}
+    written = [value for name, value in named.items() if name.startswith("present_")]
+    return named, written
+
+
+def _difference(
+    spec: DrafterSpec,
+    want: dict[str, Any],
+    got: Feeds,
+    caches: list[NDArray[Any]],
+    committed: int,
+    precision: Precision,
+) -> str | None:
+    limit = TOLERANCE[precision]
+    for index, (a, b) in enumerate(zip(want["caches"], caches)):
+        rows = slice(0, committed + spec.block_size)
+        a, b = a[:, :, rows].astype(np.float32), b[:, :, rows].astype(np.float32)
+        gap = float(np.abs(a - b).max() / max(1.0, float(np.abs(a).max())))
+        if not gap <= limit:
+            return f"cache {index} by {gap:.2e} (relative to its largest value), limit {limit:.0e}"
+    same_ids = np.array_equal(want["draft_ids"], got["draft_ids"])
+    if "confidence" in want and same_ids:  # a tie resolved otherwise conditions later confidences
+        gap = float(np.abs(want["confidence"] - got["confidence"]).max())
+        if not gap <= limit:
+            return f"confidence by {gap:.2e}, limit {limit:.0e}"
+    return None if same_ids else _ids_differ(want, got["draft_ids"], precision)
+
+
+def _ids_differ(want: dict[str, Any], ids: NDArray[Any], precision: Precision) -> str | None:
+    """In 16 bits the first different id may be a tie within the tolerance; in float32 never."""
+    expected = want["draft_ids"][0]
+    row = int(np.flatnonzero(expected != ids[0])[0])
+    logits = want["logits"][0, row]
+    tie = 4 * TOLERANCE[precision] * max(1.0, float(np.abs(logits).max()))
+    order = np.sort(logits)
+    if precision is not Precision.FP32 and order[-1] - order[-2] <= tie:
+        return None
+    return f"draft ids {ids[0].tolist()}, expected {expected.tolist()}"
+
+
+def _widened(tensor: GraphTensor) -> GraphTensor:
+    if tensor.dtype is not torch.bfloat16:
+        return tensor
+    from draftrt.export.checkpoint import TensorRef
+
+    content = tensor.source.read().to(torch.bfloat16).float()
+    ref = TensorRef(tensor.name, torch.float32, tensor.shape, array=content)
+    return GraphTensor(tensor.name, tensor.shape, torch.float32, ref)
+
+
+def _write_float32_twin(source: Path, path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, numpy_helper
+
+    model = onnx.load(str(source))
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.BFLOAT16:
+            wide = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if (
+                node.op_type == "Cast"
+                and attribute.name == "to"
+                and attribute.i == TensorProto.BFLOAT16
+            ):
+                attribute.i = TensorProto.FLOAT
+            if attribute.HasField("t") and attribute.t.data_type == TensorProto.BFLOAT16:
+                wide = numpy_helper.to_array(attribute.t).astype(np.float32)
+                attribute.t.CopyFrom(numpy_helper.from_array(wide))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    del model.graph.value_info[:]
+    onnx.save(model, str(path), save_as_external_data=True, location=path.name + ".data")

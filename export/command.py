@@ -1,0 +1,80 @@
+"""`draftrt export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from draftrt.export.drafter import EXTRA_OUTPUTS
+from draftrt.export.ops import Profile
+from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.spec import Precision
+
+
+@click.command("export")
+@click.argument("draft", type=click.Path(path_type=Path))
+@click.option(
+    "--target", required=True, type=click.Path(path_type=Path), help="Target checkpoint folder."
+)
+@click.option(
+    "-o", "--out", required=True, type=click.Path(path_type=Path), help="Bundle folder to write."
+)
+@click.option(
+    "--precision",
+    type=click.Choice([p.value for p in Precision]),
+    default="fp32",
+    show_default=True,
+    help="Element type of weights and caches; sensitive parts stay in float32.",
+)
+@click.option(
+    "--graph",
+    "profile",
+    type=click.Choice([p.value for p in Profile]),
+    default="fixed",
+    show_default=True,
+    help="fixed: opset 24, caches written in place; compat: opset 20 operators.",
+)
+@click.option("--max-context", type=click.IntRange(min=4), help="Rows of each cache.")
+@click.option(
+    "--outputs",
+    multiple=True,
+    type=click.Choice(EXTRA_OUTPUTS),
+    help="Further outputs of the graph.",
+)
+@click.option(
+    "--sample-from-anchor/--no-sample-from-anchor",
+    default=None,
+    help="Alignment, where the config leaves it open.",
+)
+@click.option(
+    "--ignore-key",
+    "ignore_keys",
+    multiple=True,
+    help="Unknown config key without effect; repeatable.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing bundle.")
+def export(
+    draft: Path,
+    target: Path,
+    out: Path,
+    precision: str,
+    profile: str,
+    max_context: int | None,
+    outputs: tuple[str, ...],
+    sample_from_anchor: bool | None,
+    ignore_keys: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Trace the drafter in folder DRAFT into a bundle: one ONNX graph, tokenizer and manifest."""
+    options = ExportOptions(
+        precision=Precision(precision),
+        profile=Profile(profile),
+        max_context=max_context,
+        extra_outputs=outputs,
+        sample_from_anchor=sample_from_anchor,
+        ignore_keys=frozenset(ignore_keys),
+        force=force,
+    )
+    export_bundle(draft, target, out, options, report=lambda line: click.echo(line, err=True))
+    click.echo(str(out))
