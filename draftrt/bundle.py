@@ -244,7 +244,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     """Give a scratch folder beside ``path`` that becomes ``path`` when the block succeeds.
 
-    On any exception, an interrupt included, the scratch folder is removed and ``path`` is as before.
+    On any exception, an interrupt included, the scratch folder is removed and ``path`` stays as
+    it was.
 
     Raises:
         BundleError: ``path`` exists and ``force`` is not given, or is no bundle.

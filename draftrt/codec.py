@@ -54,7 +54,8 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         if len(kinds) != len(data):
             raise _wrong(where, data, f"{len(kinds)} entries")
         return tuple(
-            _decode(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, data))
+            _decode(k, item, f"{where}[{i}]")
+            for i, (k, item) in enumerate(zip(kinds, data, strict=True))
         )
     if origin in (dict, Mapping):
         if not isinstance(data, dict):

@@ -1,7 +1,7 @@
 """The exceptions a user can meet.
 
 DraftrtError                      printed without a traceback; carries ``hint``; exit code 1
-├── SpecError                      a model description contradicts itself, its checkpoint or its target
+├── SpecError                      a description contradicts itself, its checkpoint or its target
 ├── CheckpointError                tensors are missing, unexpected, of a wrong shape, or unreadable
 ├── UnsupportedError               understood, and deliberately not supported
 ├── ExportError                    the graph could not be produced or does not match its module

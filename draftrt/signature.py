@@ -152,7 +152,7 @@ def _fits(
 ) -> bool:
     if len(expected) != len(got):
         return False
-    for want, have in zip(expected, got):
+    for want, have in zip(expected, got, strict=True):
         if isinstance(want, int):
             if want != have:
                 return False

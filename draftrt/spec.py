@@ -252,7 +252,7 @@ class DrafterSpec:
         rope: rotary embedding.
         layers: visibility rules, one a layer.
         block_size: K, rows fed in a round, the anchor included.
-        sample_from_anchor: whether row 0 yields a draft token (rows then predict the next position).
+        sample_from_anchor: whether row 0 yields a draft too (rows predict the next position).
         target_layer_ids: output of decoder layer k, 0-based, in concatenation order; -1 is the
             embedding output.
         num_target_layers: target depth the checkpoint declares; None when it does not.
@@ -333,7 +333,7 @@ class DrafterSpec:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the draft vocabulary is smaller than the target's (the only meaning of reduced)."""
+        """Whether the draft vocabulary is smaller than the target's."""
         return self.target_vocab_size is not None and self.draft_vocab_size < self.target_vocab_size
 
     @property

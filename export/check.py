@@ -49,13 +49,14 @@ def check_file(path: Path, signature: Signature) -> None:
             raise ExportError(
                 f"{path.name} {kind}: got {got}, expected {[spec.name for spec in specs]}"
             )
-        for value, spec in zip(values, specs):
+        for value, spec in zip(values, specs, strict=True):
             dims = [
                 dim.dim_value if dim.HasField("dim_value") else dim.dim_param
                 for dim in value.type.tensor_type.shape.dim
             ]
             if len(dims) != len(spec.shape) or any(
-                isinstance(want, int) and want != have for want, have in zip(spec.shape, dims)
+                isinstance(want, int) and want != have
+                for want, have in zip(spec.shape, dims, strict=True)
             ):
                 raise ExportError(
                     f"{path.name} {kind}: {spec.name} has shape {dims}, expected {list(spec.shape)}"
@@ -145,7 +146,7 @@ def _run_module(module: Drafter, feeds: Feeds, caches: list[NDArray[Any]]) -> di
         )
     count = len(module.outputs)
     return {
-        **dict(zip(module.outputs, (t.numpy() for t in out[:count]))),
+        **dict(zip(module.outputs, (t.numpy() for t in out[:count]), strict=True)),
         "caches": [t.numpy() for t in out[count:]],
     }
 
@@ -154,8 +155,8 @@ def _run_session(
     session: Any, feeds: Feeds, caches: list[NDArray[Any]]
 ) -> tuple[Feeds, list[NDArray[Any]]]:
     names = [item.name for item in session.get_inputs()]
-    out = session.run(None, {**feeds, **dict(zip(names[len(feeds) :], caches))})
-    named = {item.name: value for item, value in zip(session.get_outputs(), out)}
+    out = session.run(None, {**feeds, **dict(zip(names[len(feeds) :], caches, strict=True))})
+    named = {item.name: value for item, value in zip(session.get_outputs(), out, strict=True)}
     written = [value for name, value in named.items() if name.startswith("present_")]
     return named, written
 
@@ -169,7 +170,7 @@ def _difference(
     precision: Precision,
 ) -> str | None:
     limit = TOLERANCE[precision]
-    for index, (a, b) in enumerate(zip(want["caches"], caches)):
+    for index, (a, b) in enumerate(zip(want["caches"], caches, strict=True)):
         rows = slice(0, committed + spec.block_size)
         a, b = a[:, :, rows].astype(np.float32), b[:, :, rows].astype(np.float32)
         gap = float(np.abs(a - b).max() / max(1.0, float(np.abs(a).max())))

@@ -137,7 +137,8 @@ def _no_weights(folder: Path) -> CheckpointError:
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
         return CheckpointError(
-            f"{folder}: only pickled weights found ({', '.join(pickled[:4])}), expected *.safetensors",
+            f"{folder}: only pickled weights found ({', '.join(pickled[:4])}), "
+            "expected *.safetensors",
             hint="pickled files can run code and are never loaded; convert them with "
             "safetensors.torch.save_file, or take the publisher's safetensors files",
         )

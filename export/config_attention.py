@@ -65,7 +65,7 @@ def read_layers(
         facts: the config.
         body: prefix of the keys that describe the layers.
         types: attention type of each layer.
-        is_speculators: the publisher counts windows from the anchor and never makes full layers causal.
+        is_speculators: windows count from the anchor, and full layers are never causal.
         sinks: layers whose checkpoint holds sink logits.
     """
     window = _window(facts, body, types)
@@ -120,8 +120,8 @@ def _causality(facts: Facts, is_speculators: bool, has_sliding: bool) -> tuple[b
     if value is None:
         if has_sliding:
             facts.warnings.append(
-                "sliding_window_non_causal is not stated: taken as false (causal), the publisher's own "
-                "default; vLLM's adapter reads a missing key the other way"
+                "sliding_window_non_causal is not stated: taken as false (causal), the "
+                "publisher's own default; vLLM's adapter reads a missing key the other way"
             )
         return True, False, "default of speculators: sliding_window_non_causal false"
     if not isinstance(value, bool):

@@ -191,8 +191,9 @@ def refuse_backbones(facts: Facts, body: str, architecture: str) -> None:
     if (
         architecture.startswith("DeepseekV4")
         or model_type in V4_TYPES
-        or (facts.raw("dspark_noise_token_id") is not None
-        and facts.raw("n_mtp_layers") is not None)
+        or (
+            facts.raw("dspark_noise_token_id") is not None and facts.raw("n_mtp_layers") is not None
+        )
     ):
         refuse(
             "a DSpark drafter embedded in a DeepSeek-V4 target (mtp.* stages)",

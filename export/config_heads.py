@@ -90,7 +90,7 @@ def read_confidence(
 
 
 def read_dflash2(facts: Facts, kind: Kind) -> tuple[SelectorSpec | None, ConvSpec | None]:
-    """Resolve selector and convolution; sizes must be stated by a DFlash2 drafter and by no other."""
+    """Resolve selector and convolution; DFlash2 must state their sizes, others must not."""
     keys = ("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size")
     if kind.family is not Family.DFLASH2:
         stated = [key for key in keys if facts.raw(f"dflash_config.{key}") is not None]
@@ -113,7 +113,7 @@ def read_dflash2(facts: Facts, kind: Kind) -> tuple[SelectorSpec | None, ConvSpe
 
 
 def read_output_multiplier(facts: Facts, markov: MarkovSpec | None) -> float:
-    """Resolve the factor on logits before the soft cap (``output_multiplier`` times ``logit_scale``)."""
+    """Resolve the factor on logits (``output_multiplier`` times ``logit_scale``)."""
     multiplier = facts.real(
         "output_multiplier",
         ["dflash_config.output_multiplier", "output_multiplier"],

@@ -10,9 +10,12 @@ from draftrt.export.rope import TYPES
 from draftrt.spec import RopeLayout, RopeSpec
 
 ALIASES = {"su": "longrope", "mrope": "default", "ntk": "dynamic"}
-KNOWN = frozenset(
-    ["rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "finetuned", "max_position_embeddings"]
-)
+_KNOWN = """
+rope_theta rope_type type factor original_max_position_embeddings attention_factor beta_fast
+beta_slow mscale mscale_all_dim truncate low_freq_factor high_freq_factor short_factor long_factor
+partial_rotary_factor mrope_section mrope_interleaved finetuned max_position_embeddings
+"""
+KNOWN = frozenset(_KNOWN.split())
 
 
 def read_rope(facts: Facts, body: str, head_dim: int, layer_types: Sequence[str]) -> RopeSpec:
@@ -136,7 +139,7 @@ def _theta(facts: Facts, body: str, table: dict[str, Any], where: str) -> float:
     if not stated:
         facts.error(
             f"rope theta is missing, expected {body}rope_parameters.rope_theta or {body}rope_theta",
-            "defaults differ between runtimes (1e4 in transformers, 1e6 in vLLM), so none is assumed",
+            "defaults differ between runtimes (1e4 in transformers, 1e6 in vLLM): none is assumed",
         )
         return 1e4
     return float(next(iter(stated.values())))

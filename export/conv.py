@@ -32,7 +32,7 @@ def conv_shapes(spec: DrafterSpec) -> dict[str, tuple[int, ...]]:
 
 
 def kernels(spec: DrafterSpec, weights: Weights, u: Tensor) -> Tensor | None:
-    """Return the coefficients [K, 2, taps, H] float32 for input u [K, H]; None without a convolution."""
+    """Return the coefficients [K, 2, taps, H] float32 for u [K, H]; None without a convolution."""
     if spec.conv is None:
         return None
     taps, group = spec.conv.kernel_size, spec.conv.group_size

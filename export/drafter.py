@@ -1,4 +1,4 @@
-"""The drafter as one function of ids, features, lengths and caches; traced and used as reference."""
+"""The drafter as one function of ids, features, lengths and caches."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Drafter(nn.Module):
         context = ops.rms_norm(context, w("hidden_norm.weight"), spec.rms_norm_eps)
         x = self._embed(anchor)
         written: list[Tensor] = []
-        for layer, keys, values in zip(self._layers, caches[::2], caches[1::2]):
+        for layer, keys, values in zip(self._layers, caches[::2], caches[1::2], strict=True):
             x, keys, values = layer(x, context, view, keys, values)
             written += (keys, values)
         hidden = ops.rms_norm(x, w("norm.weight"), spec.rms_norm_eps)
@@ -118,7 +118,7 @@ class Drafter(nn.Module):
 
 
 def output_names(spec: DrafterSpec, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the outputs before the caches, in graph order; extras the family lacks are left out."""
+    """Return the outputs before the caches, in graph order, without extras the family lacks."""
     names = ["draft_ids"] + (["confidence"] if spec.confidence is not None else [])
     has = set(EXTRA_OUTPUTS) - (set() if spec.selector is not None else {"candidates"})
     return (*names, *(name for name in EXTRA_OUTPUTS if name in extra and name in has))

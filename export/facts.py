@@ -50,7 +50,7 @@ class Facts:
         return value
 
     def table(self, path: str) -> dict[str, Any]:
-        """Return the object at a dotted path; empty where absent, a finding where it is no object."""
+        """Return the object at a path; empty where absent, a finding where it is no object."""
         value = self.raw(path)
         if value is None:
             return {}
@@ -79,7 +79,7 @@ class Facts:
         high: int = LARGEST,
         hint: str = "",
     ) -> int:
-        """Return an integer fact; the first path that holds one wins, two different values are an error."""
+        """Return an integer; the first path that holds one wins, different ones are an error."""
 
         def parse(value: Any) -> int | None:
             if isinstance(value, float) and value.is_integer():
@@ -211,7 +211,7 @@ class Facts:
         return stand_in
 
     def unknown_keys(self, scope: str, harmless: frozenset[str]) -> list[str]:
-        """Return keys of an object (``""`` for the top) that were neither read nor listed as harmless."""
+        """Return keys of an object (``""``: the top) neither read nor listed as harmless."""
         table: Any = self.config
         for part in filter(None, scope.split(".")):
             table = table.get(part) if isinstance(table, dict) else None

@@ -63,7 +63,7 @@ def load_drafter(
         ignore_keys: unknown config keys the user declares to be without effect.
 
     Raises:
-        DraftrtError: every contradiction, missing or unclaimed tensor and unsupported feature found.
+        DraftrtError: every contradiction, missing or unclaimed tensor and refusal found.
     """
     findings: list[DraftrtError] = []
     refs: dict[str, TensorRef] = {}
@@ -80,7 +80,7 @@ def load_drafter(
         findings.append(
             UnsupportedError(
                 f"{folder / 'mask_embedding.pt'}: pickled weights are never loaded",
-                hint="convert it to a safetensors tensor named mask_embedding beside the other weights",
+                hint="convert it to a safetensors tensor mask_embedding beside the other weights",
             )
         )
     names = canonicalise(refs)
@@ -120,22 +120,24 @@ def _check_target(spec: DrafterSpec, target: Target) -> list[DraftrtError]:
     if beyond:
         findings.append(
             SpecError(
-                f"target_layer_ids {list(spec.target_layer_ids)}: got layers {beyond}, expected at most "
-                f"{t.num_layers - 1} (the target has {t.num_layers} layers)",
+                f"target_layer_ids {list(spec.target_layer_ids)}: got layers {beyond}, expected at "
+                f"most {t.num_layers - 1} (the target has {t.num_layers} layers)",
                 hint="this drafter was trained for another target",
             )
         )
     if spec.num_target_layers is not None and spec.num_target_layers != t.num_layers:
         findings.append(
             SpecError(
-                f"num_target_layers: got {spec.num_target_layers}, expected {t.num_layers} as in the target",
+                f"num_target_layers: got {spec.num_target_layers}, expected {t.num_layers} as in "
+                "the target",
                 hint="this drafter was trained for another target",
             )
         )
     if spec.target_hidden_size != t.hidden_size:
         findings.append(
             SpecError(
-                f"target hidden size: the drafter expects {spec.target_hidden_size}, the target has {t.hidden_size}",
+                f"target hidden size: the drafter expects {spec.target_hidden_size}, the target "
+                f"has {t.hidden_size}",
                 hint="this drafter was trained for another target",
             )
         )
@@ -145,7 +147,7 @@ def _check_target(spec: DrafterSpec, target: Target) -> list[DraftrtError]:
 def _check_tensors(
     spec: DrafterSpec, names: Canonical, target: Target | None, folder: Path
 ) -> dict[str, TensorRef]:
-    """Claim every tensor the spec asks for; what is missing, left over or ill-shaped is a finding."""
+    """Claim every tensor the spec asks for; missing, left over or ill-shaped is a finding."""
     wanted = tensor_shapes(spec)
     cut_fused(names, {name: shape[0] for name, shape in wanted.items()})
     tables = {} if target is None else dict(target.tables)
@@ -190,12 +192,15 @@ def _check_tensors(
 
 def _checked(ref: TensorRef, name: str, shape: tuple[int, ...], names: Canonical) -> TensorRef:
     fits = len(ref.shape) == len(shape) and all(
-        want in (-1, have) for want, have in zip(shape, ref.shape)
+        want in (-1, have) for want, have in zip(shape, ref.shape, strict=True)
     )
     if not fits:
         cause = ""
         if name == "fc.weight":
-            cause = "columns of fc are taps x target hidden size: taps, target_hidden_size and the tensor disagree"
+            cause = (
+                "columns of fc are taps x target hidden size: taps, target_hidden_size and the "
+                "tensor disagree"
+            )
         names.findings.append(
             CheckpointError(
                 f"tensor {ref.name!r}: got shape {list(ref.shape)}, expected {list(shape)}".replace(

@@ -41,7 +41,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not torch.onnx.is_in_onnx_export():
         return F.linear(x, weight, bias)
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    return torch.onnx.ops.symbolic(  # type: ignore[no-any-return]
+    return torch.onnx.ops.symbolic(
         "Gemm",
         inputs,
         {"transB": 1},
@@ -76,7 +76,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, profile: P
     rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
     cos, sin = cos[:, None], sin[:, None]  # [1, 1, R, half]
     if interleaved:
-        pairs = rotated.unflatten(-1, (half, 2))
+        pairs = rotated.reshape(*rotated.shape[:-1], half, 2)
         first, second = pairs[..., 0], pairs[..., 1]
     else:
         first, second = rotated[..., :half], rotated[..., half:]
@@ -95,7 +95,7 @@ def write_cache(cache: Tensor, rows: Tensor, start: Tensor, profile: Profile) ->
         profile: operators allowed when traced.
     """
     if torch.onnx.is_in_onnx_export() and profile is Profile.FIXED:
-        return torch.onnx.ops.symbolic(  # type: ignore[no-any-return]
+        return torch.onnx.ops.symbolic(
             "TensorScatter",
             (cache, rows, start),
             {"axis": 2, "mode": "linear"},
@@ -138,7 +138,7 @@ def attend(
             if mask is not None
             else (query, keys, values, None, None, None, valid)
         )
-        return torch.onnx.ops.symbolic(  # type: ignore[no-any-return]
+        return torch.onnx.ops.symbolic(
             "Attention", inputs, {"scale": scale}, dtype=query.dtype, shape=query.shape, version=24
         )
     if mask is None:

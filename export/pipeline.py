@@ -103,8 +103,8 @@ def write_draft_graph(
     context = options.max_context or min(DEFAULT_CONTEXT, spec.rope.max_position_embeddings)
     if context > spec.rope.max_position_embeddings:
         report(
-            f"warning: max_context {context} is beyond the {spec.rope.max_position_embeddings} positions the "
-            "drafter declares; acceptance may fall there"
+            f"warning: max_context {context} is beyond the {spec.rope.max_position_embeddings} "
+            "positions the drafter declares; acceptance may fall there"
         )
     signature = draft_signature(spec, precision, context, options.extra_outputs)
     tensors = graph_tensors(spec, loaded.tensors, precision, context)
@@ -116,7 +116,8 @@ def write_draft_graph(
         extra_outputs=options.extra_outputs,
     )
     report(
-        f"trace: {spec.family.value}, {spec.num_layers} layers, {precision.value}, max_context {context}"
+        f"trace: {spec.family.value}, {spec.num_layers} layers, {precision.value}, "
+        f"max_context {context}"
     )
     model = trace(module, signature, options.profile)
     path = folder / GRAPH

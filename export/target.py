@@ -181,7 +181,8 @@ def _tables(
         if ref.dtype not in FLOATS or len(ref.shape) != 2:
             findings.append(
                 CheckpointError(
-                    f"{folder}: {ref.name} is {ref.dtype} {list(ref.shape)}, expected a 16- or 32-bit float table",
+                    f"{folder}: {ref.name} is {ref.dtype} {list(ref.shape)}, expected a 16- or "
+                    "32-bit float table",
                     hint="a quantised embedding or head cannot be shared with the drafter",
                 )
             )
@@ -220,7 +221,8 @@ def check_tokenizer(folder: Path, spec: TargetSpec) -> tuple[list[DraftrtError],
         if largest < 0 or largest >= spec.vocab_size:
             findings.append(
                 CheckpointError(
-                    f"{path}: largest id is {largest}, expected 0 to {spec.vocab_size - 1} (the target's vocabulary)",
+                    f"{path}: largest id is {largest}, expected 0 to {spec.vocab_size - 1} (the "
+                    "target's vocabulary)",
                     hint="the tokenizer belongs to another model",
                 )
             )

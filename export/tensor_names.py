@@ -172,13 +172,13 @@ def cut_fused(names: Canonical, rows_of: Mapping[str, int]) -> None:
         if not ref.shape or sum(sizes) != ref.shape[0] or 0 in sizes:
             names.findings.append(
                 CheckpointError(
-                    f"tensor {names.original[fused]!r} has shape {list(ref.shape)}, expected {sum(sizes)} rows "
-                    f"({' + '.join(map(str, sizes))})"
+                    f"tensor {names.original[fused]!r} has shape {list(ref.shape)}, expected "
+                    f"{sum(sizes)} rows ({' + '.join(map(str, sizes))})"
                 )
             )
             continue
         start = 0
-        for part, size in zip(parts, sizes):
+        for part, size in zip(parts, sizes, strict=True):
             names.tensors[part] = ref.rows(start, start + size)
             names.original[part] = f"{names.original[fused]} rows {start}..{start + size - 1}"
             start += size

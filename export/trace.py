@@ -109,7 +109,7 @@ def _export(
             "output of `draftrt inspect`",
         ) from error
     finally:
-        for logger, level in zip(quiet, levels):
+        for logger, level in zip(quiet, levels, strict=True):
             logger.setLevel(level)
     if program is None:
         raise ExportError("torch.onnx.export returned no program")

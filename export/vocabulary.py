@@ -79,8 +79,8 @@ def _input_table(
     facts.say("input_vocab_size", f"target tensor {table.name}")
     if declared > table.shape[0]:
         facts.error(
-            f"vocab_size: got {declared}, but the target's embedding table has {table.shape[0]} rows and "
-            f"the draft ships none",
+            f"vocab_size: got {declared}, but the target's embedding table has {table.shape[0]} "
+            f"rows and the draft ships none",
             "an input vocabulary larger than the target's needs its own embed_tokens",
         )
     return TableSource.TARGET, table.shape[0]
@@ -94,8 +94,8 @@ def _head(
         facts.say("head_source", f"tensor {own.name}")
         if own.shape[0] != size:
             facts.error(
-                f"draft_vocab_size: got {size} ({facts.sources.get('draft_vocab_size')}), but {own.name} "
-                f"has {own.shape[0]} rows"
+                f"draft_vocab_size: got {size} ({facts.sources.get('draft_vocab_size')}), but "
+                f"{own.name} has {own.shape[0]} rows"
             )
         return TableSource.DRAFT
     facts.say("head_source", "no lm_head in the checkpoint: borrowed")
@@ -104,14 +104,14 @@ def _head(
         return TableSource.TARGET
     if size < target.spec.vocab_size:
         facts.error(
-            f"draft_vocab_size {size} is below the target's {target.spec.vocab_size}, but the checkpoint "
-            f"has no lm_head of its own",
+            f"draft_vocab_size {size} is below the target's {target.spec.vocab_size}, but the "
+            f"checkpoint has no lm_head of its own",
             "a reduced vocabulary needs its own lm_head and d2t",
         )
     elif size > table.shape[0]:
         facts.error(
-            f"draft_vocab_size: got {size}, but the target's LM head has {table.shape[0]} rows and the "
-            f"draft ships none"
+            f"draft_vocab_size: got {size}, but the target's LM head has {table.shape[0]} rows "
+            f"and the draft ships none"
         )
     return TableSource.TARGET
 
