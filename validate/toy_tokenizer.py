@@ -31,5 +31,5 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
 
 
-def _write(path: Path, content: dict[str, object]) -> None:
+def _write(path: Path, content: dict[str, int] | dict[str, str]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

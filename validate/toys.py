@@ -92,7 +92,8 @@ def _write(
     if num_shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return
-    names, placed = sorted(tensors), {}
+    names = sorted(tensors)
+    placed: dict[str, str] = {}
     for number in range(num_shards):
         file = f"model-{number + 1:05}-of-{num_shards:05}.safetensors"
         part = {name: tensors[name] for name in names[number::num_shards]}
