@@ -52,6 +52,7 @@ bench: $(STAMP) ## Speculation against plain decoding, on the bundle that make e
 .PHONY: dev
 dev: $(STAMP) ## Make .venv with the package, its extras and the development tools
 
+# --no-compile: Python compiles what it imports; to compile the whole of torch takes a minute more.
 $(STAMP): pyproject.toml constraints/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || $(call stop,\
 	  this needs Python 3.11 or newer (ONNX Runtime with TensorScatter); try: make PYTHON=python3.11 ...)
@@ -60,7 +61,7 @@ $(STAMP): pyproject.toml constraints/dev.txt
 	@echo 'Installing into $(VENV): minutes the first time, nothing once it is done'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --constraint constraints/dev.txt \
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints/dev.txt \
 	  --group dev --editable '.[$(EXTRAS)]'
 	@touch $@
 
