@@ -1,0 +1,78 @@
+"""The PyTorch module as something that drafts rounds: NumPy in, NumPy out, caches carried.
+
+Knows how a drafter is called, not what it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftrt.spec import Precision
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from draftrt.export.drafter import Drafter
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class ReferenceRounds:
+    """Drafts the rounds of one sequence at a time with a PyTorch module.
+
+    Attributes:
+        outputs: names of the outputs before the caches.
+    """
+
+    def __init__(self, module: Drafter, precision: Precision, max_context: int) -> None:
+        self.outputs = module.outputs
+        self._module = module
+        self._precision = precision
+        self._max_context = max_context
+        self._caches: list[Tensor] = []
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Draft one block; a context length of 0 starts a new sequence with empty caches.
+
+        Args:
+            feeds: ``anchor`` [1] int64, ``target_hidden`` [1, T, m*H_t] float32, ``context_length``
+                [1] int64.
+
+        Returns:
+            The outputs by name, then every cache as ``present_key_i`` and ``present_value_i``;
+            bfloat16, which NumPy lacks, is widened to float32.
+        """
+        import torch
+
+        from draftrt.export.assemble import empty_caches
+
+        if int(feeds["context_length"][0]) == 0:
+            self._caches = empty_caches(self._module.spec, self._precision, self._max_context)
+        inputs = [
+            torch.from_numpy(np.ascontiguousarray(feeds[name]))
+            for name in ("anchor", "target_hidden", "context_length")
+        ]
+        with torch.no_grad():
+            out = self._module(*inputs, *self._caches)
+        count = len(self.outputs)
+        self._caches = list(out[count:])
+        named = {
+            name: _to_numpy(tensor) for name, tensor in zip(self.outputs, out[:count], strict=True)
+        }
+        for index in range(len(self._caches) // 2):
+            named[f"present_key_{index}"] = _to_numpy(self._caches[2 * index])
+            named[f"present_value_{index}"] = _to_numpy(self._caches[2 * index + 1])
+        return named
+
+
+def _to_numpy(tensor: Tensor) -> NDArray[Any]:
+    import torch
+
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    array: NDArray[Any] = tensor.numpy()
+    return array

@@ -1,0 +1,94 @@
+"""How far two computations may be apart and still count as the same: one table, with reasons.
+
+Used by every check on the command line and in the tests; docs/accuracy.md says how each number was
+found. A difference is judged against ``atol + rtol * m`` with m the largest finite magnitude in the
+expected array: rounding errors of a matrix product scale with the largest terms, not with the
+element that they happen to hit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftrt.errors import BackendError
+from draftrt.spec import Precision
+
+CACHE = "cache"  # every past and present K/V
+IDS = ("draft_ids", "draft_vocab_ids", "candidates")
+VALUES = ("hidden", "base_logits", "logits", "confidence", CACHE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What one output of one backend may differ by.
+
+    Attributes:
+        atol: absolute part.
+        rtol: part relative to the largest finite magnitude in the expected array.
+        agreement: smallest share of equal ids; 1 demands all.
+        reason: why these numbers.
+    """
+
+    atol: float = 0.0
+    rtol: float = 0.0
+    agreement: float = 1.0
+    reason: str
+
+
+_EXACT = Limit(reason="float32 paths differ by 1e-5; the smallest gaps between logits are 100 x")
+_FP32 = Limit(
+    atol=2e-5, rtol=2e-5, reason="accumulation order of float32 products over three layers"
+)
+_FP16_IDS = Limit(
+    agreement=0.9, reason="an id may flip where two logits are closer than a float16 rounding"
+)
+_FP16 = Limit(
+    atol=1e-2, rtol=1e-2, reason="each float16 product rounds to 5e-4 and both sides round apart"
+)
+
+LIMITS: dict[tuple[str, Precision, str], Limit] = {
+    **{("onnxruntime", Precision.FP32, name): _EXACT for name in IDS},
+    **{("onnxruntime", Precision.FP32, name): _FP32 for name in VALUES},
+    **{("onnxruntime", Precision.FP16, name): _FP16_IDS for name in IDS},
+    **{("onnxruntime", Precision.FP16, name): _FP16 for name in VALUES},
+}
+
+GOLDEN_ATOL = 1e-4
+GOLDEN_ATOL_OF: dict[str, tuple[float, str]] = {
+    "zlab-dflash2": (
+        3e-4,
+        "activations grow through its dynamic convolutions; correct float32 paths agree to 1e-4",
+    ),
+}
+
+
+def limit_of(backend: str, precision: Precision, output: str) -> Limit:
+    """Return the limit of an output; caches go by `CACHE`.
+
+    Raises:
+        BackendError: the table has no such pair of backend and precision.
+    """
+    kind = CACHE if output.startswith(("past_", "present_")) else output
+    if (backend, precision, kind) not in LIMITS:
+        pairs = sorted({f"{name} {p.value}" for name, p, _ in LIMITS})
+        raise BackendError(
+            f"no limits are known for {output} on {backend} in {precision.value}; there are "
+            f"limits for {', '.join(pairs)}",
+            hint="compare an fp32 or fp16 bundle",
+        )
+    return LIMITS[backend, precision, kind]
+
+
+def golden_limit(name: str, stated: float | None) -> Limit:
+    """Return the limit of a golden case's arrays.
+
+    Args:
+        name: the case's name.
+        stated: the tolerance that the case itself states, if it does.
+    """
+    if stated is not None:
+        return Limit(atol=stated, reason="stated by the record")
+    atol, reason = GOLDEN_ATOL_OF.get(
+        name, (GOLDEN_ATOL, "correct float32 paths agree to 2e-5 on the published cases")
+    )
+    return Limit(atol=atol, reason=reason)
