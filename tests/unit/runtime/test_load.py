@@ -1,0 +1,142 @@
+"""Opening a bundle: which target runs, and which ids end a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from draftrt.bundle import Bundle, GraphEntry, Manifest, write_manifest
+from draftrt.errors import BackendError, BundleError, SpecError
+from draftrt.runtime.load import load, read_stop_ids
+from draftrt.spec import Precision, TargetSpec
+
+TARGET = TargetSpec(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    num_layers=4,
+    hidden_size=3,
+    vocab_size=23,
+    table_rows=None,
+    tie_word_embeddings=False,
+    eos_token_ids=(5, 6),
+    sources=dict.fromkeys(
+        (
+            "architecture",
+            "model_type",
+            "num_layers",
+            "hidden_size",
+            "vocab_size",
+            "table_rows",
+            "tie_word_embeddings",
+            "eos_token_ids",
+        ),
+        "test",
+    ),
+)
+WriteBundle = Callable[..., Path]
+
+
+@pytest.fixture
+def write_bundle(toy: SimpleNamespace, tmp_path: Path) -> WriteBundle:
+    """Writes a bundle whose graph file is no graph: nothing here gets as far as opening it."""
+
+    def write(notes: dict[str, object] | None = None, eos: object = ...) -> Path:
+        folder = tmp_path / "bundle"
+        (folder / "tokenizer").mkdir(parents=True)
+        if eos is not ...:
+            text = json.dumps({"eos_token_id": eos})
+            (folder / "tokenizer" / "generation_config.json").write_text(text)
+        entry = GraphEntry(
+            file="draft.onnx",
+            data="draft.onnx.data",
+            precision=Precision.FP32,
+            profile="fixed",
+            opset=24,
+            max_context=40,
+            signature=toy.signature(4, 5, 40, confidence=False),
+        )
+        write_manifest(
+            folder,
+            Manifest(
+                drafter=toy.spec(),
+                target=TARGET,
+                graphs={"draft": entry},
+                files={},
+                inputs={},
+                tools={},
+                command="test",
+                created="2026-01-01T00:00:00Z",
+                notes=notes or {},
+            ),
+        )
+        return folder
+
+    return write
+
+
+def test_without_a_target_the_option_is_named(write_bundle: WriteBundle) -> None:
+    with pytest.raises(BackendError, match="no target to run: none is recorded") as refusal:
+        load(write_bundle())
+    assert "--target" in refusal.value.hint
+
+
+def test_a_recorded_target_that_is_gone_is_named(write_bundle: WriteBundle) -> None:
+    with pytest.raises(BackendError, match="no target to run: /no/such/model is not there"):
+        load(write_bundle({"target_path": "/no/such/model"}))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_target_of_another_shape_is_refused_before_anything_is_loaded(
+    write_bundle: WriteBundle, tmp_path: Path, recorded: bool
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text(
+        json.dumps(
+            {
+                "num_hidden_layers": 4,
+                "hidden_size": 5,
+                "vocab_size": 23,
+                "max_position_embeddings": 64,
+            }
+        )
+    )
+    bundle = write_bundle({"target_path": str(other)} if recorded else None)
+    with pytest.raises(SpecError, match="hidden_size is 5, expected 3"):
+        load(bundle, target=None if recorded else other)
+
+
+def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"no manifest\.json there"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("eos", "expected"),
+    [(..., {5, 6}), (None, {5, 6}), (7, {7}), (0, {0}), ([7, 8], {7, 8})],
+    ids=["no file", "null", "one", "zero", "list"],
+)
+def test_the_generation_configs_end_tokens_win(
+    write_bundle: WriteBundle, eos: object, expected: set[int]
+) -> None:
+    assert read_stop_ids(Bundle.open(write_bundle(eos=eos))) == expected
+
+
+def test_a_broken_generation_config_is_named(write_bundle: WriteBundle) -> None:
+    folder = write_bundle(eos=1)
+    for content in ("{", "[]"):
+        (folder / "tokenizer" / "generation_config.json").write_text(content)
+        with pytest.raises(BundleError, match=r"generation_config\.json: cannot be read"):
+            read_stop_ids(Bundle.open(folder))
+
+
+def test_a_target_exported_alone_cannot_speculate(write_bundle: WriteBundle) -> None:
+    folder = write_bundle()
+    write_manifest(folder, replace(Bundle.open(folder).manifest, drafter=None))
+    with pytest.raises(BundleError, match="holds a target and no drafter"):
+        load(folder)
