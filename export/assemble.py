@@ -15,8 +15,8 @@ from torch import Tensor
 from draftrt.export import rope
 from draftrt.export.checkpoint import TensorRef, from_array
 from draftrt.export.drafter import Drafter
-from draftrt.export.families import tensor_shapes
 from draftrt.export.ops import Profile
+from draftrt.export.shapes import tensor_shapes
 from draftrt.spec import DrafterSpec, Precision
 
 TORCH = {

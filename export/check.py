@@ -199,10 +199,10 @@ def _ids_differ(want: dict[str, Any], ids: NDArray[Any], precision: Precision) -
 def _widened(tensor: GraphTensor) -> GraphTensor:
     if tensor.dtype is not torch.bfloat16:
         return tensor
-    from draftrt.export.checkpoint import TensorRef
+    from draftrt.export.checkpoint import from_tensor
 
     content = tensor.source.read().to(torch.bfloat16).float()
-    ref = TensorRef(tensor.name, torch.float32, tensor.shape, array=content)
+    ref = from_tensor(tensor.name, content)
     return GraphTensor(tensor.name, tensor.shape, torch.float32, ref)
 
 

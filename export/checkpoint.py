@@ -9,28 +9,45 @@ import json
 import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from draftrt.errors import CheckpointError, DraftrtError, collect
 
+if TYPE_CHECKING:
+    import torch
+
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
 }
+ITEMSIZE = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+FLOATS = ("float32", "float16", "bfloat16")
 MAX_HEADER_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -42,7 +59,7 @@ class TensorRef:
 
     Attributes:
         name: name in its checkpoint.
-        dtype: element type, or the format's own name where this version has no type for it.
+        dtype: NumPy-style element type, or the file's own name for one not in `ITEMSIZE`.
         shape: sizes of the axes.
         file: safetensors file; None for a tensor in memory.
         offset: first byte in the file.
@@ -50,54 +67,81 @@ class TensorRef:
     """
 
     name: str
-    dtype: torch.dtype | str
+    dtype: str
     shape: tuple[int, ...]
     file: Path | None = None
     offset: int = 0
-    array: Tensor | None = field(default=None, compare=False)
+    array: torch.Tensor | None = field(default=None, compare=False)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the content."""
-        if isinstance(self.dtype, str):
-            return 0
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return _count(self.shape) * ITEMSIZE.get(self.dtype, 0)
 
     def rows(self, start: int, stop: int) -> TensorRef:
         """Return the tensor's rows ``start`` to ``stop`` along axis 0, still unread."""
-        assert isinstance(self.dtype, torch.dtype)
-        stride = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
-        array = None if self.array is None else self.array[start:stop]
+        stride = _count(self.shape[1:]) * ITEMSIZE.get(self.dtype, 0)
         return replace(
             self,
             shape=(stop - start, *self.shape[1:]),
             offset=self.offset + start * stride,
-            array=array,
+            array=None if self.array is None else self.array[start:stop],
         )
 
-    def read(self) -> Tensor:
+    def read(self) -> torch.Tensor:
         """Return the content; a file-backed tensor maps the file copy-on-write.
 
         Raises:
             CheckpointError: the element type is not one that can be read.
         """
+        import torch
+
         if self.array is not None:
             return self.array
-        if isinstance(self.dtype, str) or self.file is None:
+        if self.dtype not in ITEMSIZE or self.file is None:
             raise CheckpointError(f"{self.name}: dtype {self.dtype} cannot be read")
-        count = int(np.prod(self.shape, dtype=np.int64))
-        if count == 0:
-            return torch.empty(self.shape, dtype=self.dtype)
-        raw = np.memmap(
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        if _count(self.shape) == 0:
+            return torch.empty(self.shape, dtype=dtype)
+        return torch.frombuffer(self._raw(), dtype=dtype).reshape(self.shape)
+
+    def read_integers(self) -> NDArray[np.int64]:
+        """Return the content of an integer or bool tensor without PyTorch.
+
+        Raises:
+            CheckpointError: the elements are no integers.
+        """
+        if self.dtype not in ("int64", "int32", "bool"):
+            raise CheckpointError(f"{self.name}: got {self.dtype}, expected integers")
+        if self.array is not None:
+            return self.array.numpy().astype(np.int64)
+        return self._raw().view(self.dtype).reshape(self.shape).astype(np.int64)
+
+    def _raw(self) -> NDArray[np.uint8]:
+        assert self.file is not None
+        return np.memmap(
             self.file, dtype=np.uint8, mode="c", offset=self.offset, shape=(self.num_bytes,)
         )
-        return torch.frombuffer(raw, dtype=self.dtype, count=count).reshape(self.shape)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
 
 
 def from_array(name: str, array: np.ndarray[Any, Any]) -> TensorRef:
     """Return a reference to a tensor in memory."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return TensorRef(name, tensor.dtype, tuple(tensor.shape), array=tensor)
+    import torch
+
+    return from_tensor(name, torch.from_numpy(np.ascontiguousarray(array)))
+
+
+def from_tensor(name: str, tensor: torch.Tensor) -> TensorRef:
+    """Return a reference to a tensor in memory."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorRef(name, dtype, tuple(tensor.shape), array=tensor)
 
 
 def read_headers(folder: Path) -> dict[str, TensorRef]:
@@ -212,7 +256,7 @@ def _entry(file: Path, name: str, entry: Any, base: int, size: int) -> TensorRef
     try:
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        dtype: torch.dtype | str = DTYPES.get(entry["dtype"], str(entry["dtype"]))
+        dtype = DTYPES.get(entry["dtype"], str(entry["dtype"]))
         if not all(
             isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in (*shape, begin, end)
         ):
@@ -220,13 +264,9 @@ def _entry(file: Path, name: str, entry: Any, base: int, size: int) -> TensorRef
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: broken entry {name!r}: {error!r:.200}") from error
     ref = TensorRef(name, dtype, shape, file, base + begin)
-    count = 1
-    for length in shape:
-        count *= length
-    if isinstance(dtype, torch.dtype) and count * dtype.itemsize != end - begin:
+    if dtype in ITEMSIZE and ref.num_bytes != end - begin:
         raise CheckpointError(
-            f"{file}: {name!r} has {end - begin} bytes, expected "
-            f"{count * dtype.itemsize} for {list(shape)}"
+            f"{file}: {name!r} has {end - begin} bytes, expected {ref.num_bytes} for {list(shape)}"
         )
     if base + end > size:
         raise CheckpointError(

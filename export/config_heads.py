@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from draftrt.export.choices import MARKOV_TYPES
 from draftrt.export.config_family import Kind
-from draftrt.export.dspark import MARKOV_TYPES
 from draftrt.export.facts import Facts
 from draftrt.spec import ConfidenceSpec, ConvSpec, Family, MarkovSpec, SelectorSpec
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from draftrt.export.choices import ROPE_TYPES
 from draftrt.export.facts import Facts
-from draftrt.export.rope import TYPES
 from draftrt.spec import RopeLayout, RopeSpec
 
 ALIASES = {"su": "longrope", "mrope": "default", "ntk": "dynamic"}
@@ -151,9 +151,9 @@ def _type(facts: Facts, table: dict[str, Any], where: str) -> str:
     if len(kinds) > 1:
         facts.error(f"{where}: rope_type and type differ: {sorted(kinds)}")
     kind = sorted(kinds)[0]
-    if kind not in TYPES:
+    if kind not in ROPE_TYPES:
         facts.error(
-            f"{where}: rope_type {kind!r} is not supported, expected one of {list(TYPES)}",
+            f"{where}: rope_type {kind!r} is not supported, expected one of {list(ROPE_TYPES)}",
             unsupported=True,
         )
         return "default"

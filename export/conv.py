@@ -16,21 +16,6 @@ from draftrt.export.weights import Weights
 from draftrt.spec import DrafterSpec
 
 
-def conv_shapes(spec: DrafterSpec) -> dict[str, tuple[int, ...]]:
-    """Return the convolution tensors of one layer, name below ``layers.i`` to shape."""
-    if spec.conv is None:
-        return {}
-    taps, groups = spec.conv.kernel_size, spec.hidden_size // spec.conv.group_size
-    return {
-        f"{site}.{name}": shape
-        for site in ("attention_conv", "mlp_conv")
-        for name, shape in (
-            ("base_kernel", (2, taps, spec.hidden_size)),
-            ("kernel_projection.weight", (2 * taps * groups, spec.hidden_size)),
-        )
-    }
-
-
 def kernels(spec: DrafterSpec, weights: Weights, u: Tensor) -> Tensor | None:
     """Return the coefficients [K, 2, taps, H] float32 for u [K, H]; None without a convolution."""
     if spec.conv is None:

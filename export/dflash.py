@@ -9,11 +9,6 @@ from draftrt.export.yields import Yield
 from draftrt.spec import DrafterSpec
 
 
-def head_shapes(spec: DrafterSpec) -> dict[str, tuple[int, ...]]:
-    """DFlash v1 has no tensors beyond the backbone's."""
-    return {}
-
-
 def propose(spec: DrafterSpec, weights: Weights, rows: Yield) -> dict[str, Tensor]:
     """Draft from each row's own logits.
 

@@ -17,18 +17,6 @@ from draftrt.export.yields import Yield
 from draftrt.spec import DrafterSpec
 
 
-def head_shapes(spec: DrafterSpec) -> dict[str, tuple[int, ...]]:
-    """Return the selector's tensors."""
-    if spec.selector is None:
-        return {}
-    rank = spec.selector.rank
-    return {
-        "candidate_selector.predecessor_codebook.weight": (spec.draft_vocab_size, rank),
-        "candidate_selector.successor_codebook.weight": (spec.draft_vocab_size, rank),
-        "candidate_selector.hidden_projection.weight": (rank, spec.hidden_size),
-    }
-
-
 def propose(spec: DrafterSpec, weights: Weights, rows: Yield) -> dict[str, Tensor]:
     """Walk over each row's candidates.
 

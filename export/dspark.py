@@ -16,30 +16,6 @@ from draftrt.export.weights import Weights
 from draftrt.export.yields import Yield, to_target_ids
 from draftrt.spec import DrafterSpec
 
-MARKOV_TYPES = ("vanilla", "gated", "rnn")
-
-
-def head_shapes(spec: DrafterSpec) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of the Markov and confidence heads; -1 marks a free number of rows."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    rank = 0
-    if spec.markov is not None:
-        rank = spec.markov.rank
-        shapes["markov_head.markov_w1.weight"] = (-1, rank)
-        shapes["markov_head.markov_w2.weight"] = (spec.draft_vocab_size, rank)
-        if spec.markov.type == "gated":
-            shapes["markov_head.gate_proj.weight"] = (rank, spec.hidden_size + rank)
-            shapes["markov_head.gate_proj.bias"] = (rank,)
-        if spec.markov.type == "rnn":
-            shapes["markov_head.joint_proj.weight"] = (3 * rank, 2 * rank + spec.hidden_size)
-            shapes["markov_head.joint_proj.bias"] = (3 * rank,)
-    if spec.confidence is not None:
-        width = spec.hidden_size + (rank if spec.confidence.with_markov else 0)
-        shapes["confidence_head.proj.weight"] = (1, width)
-        if spec.confidence.has_bias:
-            shapes["confidence_head.proj.bias"] = (1,)
-    return shapes
-
 
 def propose(spec: DrafterSpec, weights: Weights, rows: Yield) -> dict[str, Tensor]:
     """Draft left to right, each token's bias coming from the one before it.

@@ -18,30 +18,6 @@ from draftrt.export.weights import Weights
 from draftrt.spec import DrafterSpec, LayerSpec
 
 
-def layer_shapes(spec: DrafterSpec, rule: LayerSpec) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of one layer, name below ``layers.i`` to shape."""
-    hidden, dim = spec.hidden_size, spec.head_dim
-    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    shapes: dict[str, tuple[int, ...]] = {f"{name}_layernorm.weight": (hidden,) for name in norms}
-    shapes |= {
-        "layer_scalar": (1,),
-        "self_attn.q_norm.weight": (dim,),
-        "self_attn.k_norm.weight": (dim,),
-        "self_attn.q_proj.weight": (spec.num_heads * dim, hidden),
-        "self_attn.k_proj.weight": (spec.num_kv_heads * dim, hidden),
-        "self_attn.o_proj.weight": (hidden, spec.num_heads * dim),
-        "mlp.gate_proj.weight": (spec.intermediate_size, hidden),
-        "mlp.up_proj.weight": (spec.intermediate_size, hidden),
-        "mlp.down_proj.weight": (hidden, spec.intermediate_size),
-    }
-    if not spec.attention_k_eq_v:
-        shapes["self_attn.v_proj.weight"] = (spec.num_kv_heads * dim, hidden)
-    if spec.attention_bias:
-        for name in ("q", "k", "o") + (() if spec.attention_k_eq_v else ("v",)):
-            shapes[f"self_attn.{name}_proj.bias"] = shapes[f"self_attn.{name}_proj.weight"][:1]
-    return shapes
-
-
 class Layer:
     """One decoder layer over explicit caches."""
 

@@ -10,20 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from draftrt.errors import CheckpointError, DraftrtError, SpecError, UnsupportedError, collect
-from draftrt.export.checkpoint import TensorRef, read_headers
+from draftrt.export.checkpoint import FLOATS, TensorRef, read_headers
 from draftrt.export.config import ConfigFacts, read_config
 from draftrt.export.facts import Facts, read_json
-from draftrt.export.families import tensor_shapes
+from draftrt.export.shapes import tensor_shapes
 from draftrt.export.target import EMBED, HEAD, Target
 from draftrt.export.tensor_names import Canonical, canonicalise, cut_fused
 from draftrt.export.vocabulary import read_vocabulary
 from draftrt.spec import DrafterSpec
 
 IGNORED_TABLES = frozenset({"t2d"})
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +207,7 @@ def _checked(ref: TensorRef, name: str, shape: tuple[int, ...], names: Canonical
             )
         )
     integer = name == "d2t"
-    if (ref.dtype not in (torch.int64, torch.int32)) if integer else (ref.dtype not in FLOATS):
+    if (ref.dtype not in ("int64", "int32")) if integer else (ref.dtype not in FLOATS):
         names.findings.append(
             CheckpointError(
                 f"tensor {ref.name!r}: got {ref.dtype}, expected "

@@ -1,4 +1,4 @@
-"""The Qwen3-flavoured decoder layer of a drafter: weights, shapes and forward.
+"""The Qwen3-flavoured decoder layer of a drafter: forward over explicit caches.
 
 Pre-norm residual block; keys and values are projected once over context and block together, the
 queries from the block alone. The residual stream stays in float32: a block has few rows, and
@@ -12,36 +12,11 @@ from torch import Tensor
 
 from draftrt.export import ops
 from draftrt.export.activations import ACTIVATIONS
-from draftrt.export.conv import conv_shapes, convolve, kernels
+from draftrt.export.conv import convolve, kernels
 from draftrt.export.ops import Profile
 from draftrt.export.view import View
 from draftrt.export.weights import Weights
 from draftrt.spec import DrafterSpec, LayerSpec
-
-
-def layer_shapes(spec: DrafterSpec, rule: LayerSpec) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of one layer, name below ``layers.i`` to shape."""
-    hidden, dim = spec.hidden_size, spec.head_dim
-    rows = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim, "v": spec.num_kv_heads * dim}
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.q_norm.weight": (dim,),
-        "self_attn.k_norm.weight": (dim,),
-        "self_attn.o_proj.weight": (hidden, spec.num_heads * dim),
-        "mlp.gate_proj.weight": (spec.intermediate_size, hidden),
-        "mlp.up_proj.weight": (spec.intermediate_size, hidden),
-        "mlp.down_proj.weight": (hidden, spec.intermediate_size),
-    }
-    for name, size in rows.items():
-        shapes[f"self_attn.{name}_proj.weight"] = (size, hidden)
-        if spec.attention_bias:
-            shapes[f"self_attn.{name}_proj.bias"] = (size,)
-    if spec.attention_bias:
-        shapes["self_attn.o_proj.bias"] = (hidden,)
-    if rule.has_sink:
-        shapes["self_attn.attention_sink_bias"] = (spec.num_heads,)
-    return shapes | conv_shapes(spec)
 
 
 class Layer:

@@ -7,11 +7,11 @@ import torch
 from draftrt.bundle import Bundle
 from draftrt.errors import BundleError
 from draftrt.export.assemble import GraphTensor, graph_dtype, reference_module
-from draftrt.export.checkpoint import TensorRef
+from draftrt.export.checkpoint import TensorRef, from_tensor
 from draftrt.export.drafter import EXTRA_OUTPUTS, Drafter
-from draftrt.export.families import tensor_shapes
 from draftrt.export.ops import Profile
 from draftrt.export.rope import table_tensors
+from draftrt.export.shapes import tensor_shapes
 
 
 def module_from_bundle(
@@ -50,10 +50,10 @@ def _initialisers(bundle: Bundle) -> dict[str, TensorRef]:
     from onnx import TensorProto, numpy_helper
 
     kinds = {
-        TensorProto.FLOAT: torch.float32,
-        TensorProto.FLOAT16: torch.float16,
-        TensorProto.BFLOAT16: torch.bfloat16,
-        TensorProto.INT64: torch.int64,
+        TensorProto.FLOAT: "float32",
+        TensorProto.FLOAT16: "float16",
+        TensorProto.BFLOAT16: "bfloat16",
+        TensorProto.INT64: "int64",
     }
     entry = bundle.graph("draft")
     model = onnx.load(str(bundle.file(entry.file)), load_external_data=False)
@@ -75,8 +75,8 @@ def _initialisers(bundle: Bundle) -> dict[str, TensorRef]:
             array = numpy_helper.to_array(tensor)
             content = (
                 torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
-                if dtype is torch.bfloat16
+                if dtype == "bfloat16"
                 else torch.from_numpy(array.copy())
             )
-            refs[tensor.name] = TensorRef(tensor.name, dtype, shape, array=content)
+            refs[tensor.name] = from_tensor(tensor.name, content)
     return refs

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftrt.errors import UnsupportedError
+from draftrt.export.choices import ROPE_TYPES
 from draftrt.export.weights import Weights
 from draftrt.spec import RopeSpec
 
 Array = NDArray[np.float32]
-TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
 def inverse_frequencies(rope: RopeSpec, *, long: bool = False) -> tuple[Array, float]:
@@ -30,7 +30,7 @@ def inverse_frequencies(rope: RopeSpec, *, long: bool = False) -> tuple[Array, f
         long: for ``longrope``, the frequencies beyond the original positions.
 
     Raises:
-        UnsupportedError: the scaling rule is not one of `TYPES`.
+        UnsupportedError: the scaling rule is not one of `ROPE_TYPES`.
     """
     dim = rope.rotary_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
@@ -49,7 +49,9 @@ def inverse_frequencies(rope: RopeSpec, *, long: bool = False) -> tuple[Array, f
         return _longrope(rope, base, long=long)
     if rope.type == "proportional":
         return _proportional(rope), 1.0
-    raise UnsupportedError(f"rope_type {rope.type!r} is not supported, expected one of {TYPES}")
+    raise UnsupportedError(
+        f"rope_type {rope.type!r} is not supported, expected one of {ROPE_TYPES}"
+    )
 
 
 def _llama3(rope: RopeSpec, base: NDArray[np.float64]) -> NDArray[np.float64]:

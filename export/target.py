@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from draftrt.errors import CheckpointError, DraftrtError, collect
-from draftrt.export.checkpoint import TensorRef, read_headers
+from draftrt.export.checkpoint import FLOATS, TensorRef, read_headers
 from draftrt.export.facts import Facts, read_json
 from draftrt.spec import TargetSpec
 
@@ -34,7 +32,6 @@ EMBED_NAMES = (
     "word_embeddings.weight",
 )
 HEAD_NAMES = ("lm_head.weight", "unembed.weight", "output.weight", "embed_out.weight")
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 from draftrt.errors import CheckpointError, DraftrtError, UnsupportedError
-from draftrt.export.checkpoint import TensorRef
+from draftrt.export.checkpoint import FLOATS, TensorRef
 
 RENAMES: tuple[tuple[str, str, str], ...] = (
     # pattern, canonical, whose spelling
@@ -135,14 +133,7 @@ def _quantised(refs: Mapping[str, TensorRef]) -> DraftrtError | None:
         if layout is not None:
             layouts.setdefault(layout, name)
     packed = [
-        name
-        for name, ref in refs.items()
-        if name.endswith("weight")
-        and (
-            isinstance(ref.dtype, str)
-            or ref.dtype
-            in (torch.uint8, torch.int8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2)
-        )
+        name for name, ref in refs.items() if name.endswith("weight") and (ref.dtype not in FLOATS)
     ]
     if packed and not layouts:
         layouts[f"dtype {refs[packed[0]].dtype}"] = packed[0]

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from draftrt.export.checkpoint import TensorRef
 from draftrt.export.config import ConfigFacts
@@ -126,12 +125,12 @@ def _vocab_map(facts: Facts, config: ConfigFacts, tensors: Tensors, vocab: int |
             )
         facts.say("vocab_map", "draft vocabulary covers the target's: identity")
         return VocabMap.IDENTITY
-    if len(ref.shape) != 1 or ref.shape[0] != size or ref.dtype not in (torch.int64, torch.int32):
+    if len(ref.shape) != 1 or ref.shape[0] != size or ref.dtype not in ("int64", "int32"):
         facts.error(
             f"d2t: got {ref.dtype} {list(ref.shape)}, expected int64 [{size}] (draft_vocab_size)"
         )
         return VocabMap.IDENTITY
-    table = ref.read().numpy().astype(np.int64)
+    table = ref.read_integers()
     offsets = np.arange(size) + table
     if vocab is None:
         vocab = (
@@ -164,8 +163,8 @@ def _read_reduced(
         return bool(ids.min() >= 0 and ids.max() < vocab and len(np.unique(ids)) == len(ids))
 
     kept = None
-    if t2d is not None and t2d.dtype is torch.bool and t2d.shape == (vocab,):
-        kept = np.flatnonzero(t2d.read().numpy())
+    if t2d is not None and t2d.dtype == "bool" and t2d.shape == (vocab,):
+        kept = np.flatnonzero(t2d.read_integers())
     readings = {VocabMap.OFFSET: offsets, VocabMap.ABSOLUTE: table}
     good = [kind for kind, ids in readings.items() if valid(ids)]
     if kept is not None:

@@ -1,0 +1,150 @@
+"""Every tensor a drafter's checkpoint and target must supply: canonical name to shape.
+
+Claims, missing tensors, byte counts and the traced graph all come from this one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from draftrt.spec import Backbone, DrafterSpec, Family, LayerSpec
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def tensor_shapes(spec: DrafterSpec) -> Shapes:
+    """Return every tensor the checkpoint and target must supply, canonical name to shape.
+
+    A size of -1 is free (rows of the Markov embedding). ``embed_tokens`` and ``lm_head`` are
+    included whoever supplies them.
+    """
+    hidden = spec.hidden_size
+    shapes: Shapes = {
+        "embed_tokens.weight": (spec.input_vocab_size, hidden),
+        "fc.weight": (hidden, spec.feature_size),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (spec.draft_vocab_size, hidden),
+    }
+    if spec.mask_embedding:
+        shapes["mask_embedding"] = (hidden,)
+    if spec.vocab_map.value != "identity":
+        shapes["d2t"] = (spec.draft_vocab_size,)
+    for index, rule in enumerate(spec.layers):
+        layer = LAYERS[spec.backbone](spec, rule)
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes | HEADS[spec.family](spec)
+
+
+def _qwen3_layer(spec: DrafterSpec, rule: LayerSpec) -> Shapes:
+    """Return the tensors of one layer, name below ``layers.i`` to shape."""
+    hidden, dim = spec.hidden_size, spec.head_dim
+    rows = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim, "v": spec.num_kv_heads * dim}
+    shapes: Shapes = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_norm.weight": (dim,),
+        "self_attn.k_norm.weight": (dim,),
+        "self_attn.o_proj.weight": (hidden, spec.num_heads * dim),
+        "mlp.gate_proj.weight": (spec.intermediate_size, hidden),
+        "mlp.up_proj.weight": (spec.intermediate_size, hidden),
+        "mlp.down_proj.weight": (hidden, spec.intermediate_size),
+    }
+    for name, size in rows.items():
+        shapes[f"self_attn.{name}_proj.weight"] = (size, hidden)
+        if spec.attention_bias:
+            shapes[f"self_attn.{name}_proj.bias"] = (size,)
+    if spec.attention_bias:
+        shapes["self_attn.o_proj.bias"] = (hidden,)
+    if rule.has_sink:
+        shapes["self_attn.attention_sink_bias"] = (spec.num_heads,)
+    return shapes | _conv(spec)
+
+
+def _conv(spec: DrafterSpec) -> Shapes:
+    """Return the convolution tensors of one layer, name below ``layers.i`` to shape."""
+    if spec.conv is None:
+        return {}
+    taps, groups = spec.conv.kernel_size, spec.hidden_size // spec.conv.group_size
+    return {
+        f"{site}.{name}": shape
+        for site in ("attention_conv", "mlp_conv")
+        for name, shape in (
+            ("base_kernel", (2, taps, spec.hidden_size)),
+            ("kernel_projection.weight", (2 * taps * groups, spec.hidden_size)),
+        )
+    }
+
+
+def _gemma4_layer(spec: DrafterSpec, rule: LayerSpec) -> Shapes:
+    """Return the tensors of one layer, name below ``layers.i`` to shape."""
+    hidden, dim = spec.hidden_size, spec.head_dim
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    shapes: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in norms}
+    shapes |= {
+        "layer_scalar": (1,),
+        "self_attn.q_norm.weight": (dim,),
+        "self_attn.k_norm.weight": (dim,),
+        "self_attn.q_proj.weight": (spec.num_heads * dim, hidden),
+        "self_attn.k_proj.weight": (spec.num_kv_heads * dim, hidden),
+        "self_attn.o_proj.weight": (hidden, spec.num_heads * dim),
+        "mlp.gate_proj.weight": (spec.intermediate_size, hidden),
+        "mlp.up_proj.weight": (spec.intermediate_size, hidden),
+        "mlp.down_proj.weight": (hidden, spec.intermediate_size),
+    }
+    if not spec.attention_k_eq_v:
+        shapes["self_attn.v_proj.weight"] = (spec.num_kv_heads * dim, hidden)
+    if spec.attention_bias:
+        for name in ("q", "k", "o") + (() if spec.attention_k_eq_v else ("v",)):
+            shapes[f"self_attn.{name}_proj.bias"] = shapes[f"self_attn.{name}_proj.weight"][:1]
+    return shapes
+
+
+def _dspark_head(spec: DrafterSpec) -> Shapes:
+    """Return the tensors of the Markov and confidence heads; -1 marks a free number of rows."""
+    shapes: Shapes = {}
+    rank = 0
+    if spec.markov is not None:
+        rank = spec.markov.rank
+        shapes["markov_head.markov_w1.weight"] = (-1, rank)
+        shapes["markov_head.markov_w2.weight"] = (spec.draft_vocab_size, rank)
+        if spec.markov.type == "gated":
+            shapes["markov_head.gate_proj.weight"] = (rank, spec.hidden_size + rank)
+            shapes["markov_head.gate_proj.bias"] = (rank,)
+        if spec.markov.type == "rnn":
+            shapes["markov_head.joint_proj.weight"] = (3 * rank, 2 * rank + spec.hidden_size)
+            shapes["markov_head.joint_proj.bias"] = (3 * rank,)
+    if spec.confidence is not None:
+        width = spec.hidden_size + (rank if spec.confidence.with_markov else 0)
+        shapes["confidence_head.proj.weight"] = (1, width)
+        if spec.confidence.has_bias:
+            shapes["confidence_head.proj.bias"] = (1,)
+    return shapes
+
+
+def _selector(spec: DrafterSpec) -> Shapes:
+    """Return the selector's tensors."""
+    if spec.selector is None:
+        return {}
+    rank = spec.selector.rank
+    return {
+        "candidate_selector.predecessor_codebook.weight": (spec.draft_vocab_size, rank),
+        "candidate_selector.successor_codebook.weight": (spec.draft_vocab_size, rank),
+        "candidate_selector.hidden_projection.weight": (rank, spec.hidden_size),
+    }
+
+
+def _no_head(spec: DrafterSpec) -> Shapes:
+    """DFlash v1 has no tensors beyond the backbone's."""
+    return {}
+
+
+LAYERS: dict[Backbone, Callable[[DrafterSpec, LayerSpec], Shapes]] = {
+    Backbone.QWEN3: _qwen3_layer,
+    Backbone.GEMMA4: _gemma4_layer,
+}
+HEADS: dict[Family, Callable[[DrafterSpec], Shapes]] = {
+    Family.DFLASH: _no_head,
+    Family.DFLASH2: _selector,
+    Family.DSPARK: _dspark_head,
+}
