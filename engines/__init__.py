@@ -1,1 +1,1 @@
-"""From the ONNX graphs of a bundle to TensorRT plans; knows nothing of checkpoints."""
+"""ONNX to TensorRT plans: what a device can run, how a build is started, watched and recorded."""

@@ -1,0 +1,281 @@
+"""Build one plan of a bundle in a process of its own and record it in the manifest.
+
+Knows files, processes and the manifest; TensorRT is touched in `draftrt.engines.worker` alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import draftrt
+from draftrt.bundle import Bundle, GraphEntry, PlanEntry, add_plan, sha256_of
+from draftrt.engines import child, exchange
+from draftrt.engines.capabilities import FACTS, precision_findings, sm_findings
+from draftrt.engines.environment import backend_version, find_gpus, target_sms
+from draftrt.engines.exchange import BuildReply, BuildRequest
+from draftrt.engines.options import BuildOptions
+from draftrt.engines.profiles import narrow, shape_ranges
+from draftrt.errors import BuildError, BundleError, collect
+
+PLANS = "plans"
+TAIL_LINES = 12
+TAIL_WIDTH = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildResult:
+    """A plan that is in the bundle.
+
+    Attributes:
+        bundle: the bundle, re-read.
+        entry: the plan's record.
+        is_cached: whether it was there already, built from the same graph with the same options.
+        reply: what the build process said; None when nothing was built.
+    """
+
+    bundle: Bundle
+    entry: PlanEntry
+    is_cached: bool
+    reply: BuildReply | None
+
+
+def build_plan(
+    bundle: Path | str,
+    options: BuildOptions,
+    *,
+    force: bool = False,
+    on_tick: Callable[[float], None] = lambda _: None,
+) -> BuildResult:
+    """Build a plan, or return the one that the same graph, options and backend version gave before.
+
+    A plan and its log take their final names at the end; a failed or interrupted build leaves
+    ``plans/<name>.failed.log`` and the older plan, if there is one. No plan is loaded or run here.
+
+    Args:
+        bundle: the bundle's folder.
+        options: what to build.
+        force: build even when the plan is there.
+        on_tick: called a few times a second with the seconds since the build began.
+
+    Raises:
+        BundleError: no such graph, or the bundle is damaged or cannot be written.
+        UnsupportedError: an SM cannot be built for, or lacks the graph's arithmetic.
+        BackendError: the package is missing, or classic TensorRT has no GPU to build on.
+        BuildError: TensorRT refused the graph, crashed, or took too long; holds its log's tail.
+    """
+    opened = Bundle.open(bundle)
+    graph = opened.graph(options.graph)
+    options, version = _resolve(graph, options)
+    shapes = shape_ranges(graph.signature, narrow(graph.signature, options.dimensions))
+    expected = _unbuilt_entry(opened, graph, options, version)
+    present = opened.manifest.plans.get(expected.file)
+    if present is not None and not force and _is_same_build(present, expected):
+        return BuildResult(bundle=opened, entry=present, is_cached=True, reply=None)
+    request = BuildRequest(
+        backend=options.backend,
+        sms=options.sms,
+        onnx=str(opened.file(graph.file).resolve()),
+        plan="",
+        shapes=shapes,
+        workspace_bytes=options.workspace_bytes,
+    )
+    return _build(opened, expected, request, options.timeout_s, on_tick)
+
+
+def _unbuilt_entry(
+    bundle: Bundle, graph: GraphEntry, options: BuildOptions, version: str
+) -> PlanEntry:
+    """Return the plan's record with what is known before it is built."""
+    stem = f"{PLANS}/{options.stem()}"
+    return PlanEntry(
+        file=f"{stem}.plan",
+        log=f"{stem}.log",
+        graph=options.graph,
+        graph_sha256=_checked_hash(bundle, graph.file),
+        backend=options.backend.value,
+        backend_version=version,
+        sms=options.sms,
+        options={"weights_sha256": _listed_hash(bundle, graph.data), **options.as_text()},
+        build_seconds=0.0,
+        peak_rss_bytes=0,
+        size_bytes=0,
+    )
+
+
+def _resolve(graph: GraphEntry, options: BuildOptions) -> tuple[BuildOptions, str]:
+    """Return the options with their SMs settled and the backend's version, or refuse."""
+    backend = options.backend
+    collect(
+        sm_findings(backend, options.sms)
+        + precision_findings(backend, options.sms, graph.precision)
+    )
+    version = backend_version(backend)
+    gpus = find_gpus() if FACTS[backend].needs_gpu else None
+    options = replace(options, sms=target_sms(backend, options.sms, gpus))
+    collect(precision_findings(backend, options.sms, graph.precision))
+    return options, version
+
+
+def _is_same_build(present: PlanEntry, expected: PlanEntry) -> bool:
+    measured = replace(
+        expected,
+        build_seconds=present.build_seconds,
+        peak_rss_bytes=present.peak_rss_bytes,
+        size_bytes=present.size_bytes,
+    )
+    return present == measured
+
+
+def _build(
+    bundle: Bundle,
+    expected: PlanEntry,
+    request: BuildRequest,
+    timeout_s: float,
+    on_tick: Callable[[float], None],
+) -> BuildResult:
+    with child.terminable(), _scratch(bundle, expected.file) as scratch:
+        log, plan, reply_file = scratch / "log", scratch / "plan", scratch / "reply.json"
+        failed_log = bundle.file(expected.log).with_suffix(".failed.log")
+        try:
+            exchange.write(scratch / "request.json", replace(request, plan=str(plan)))
+            ending = _run_worker(scratch, log, timeout_s, on_tick)
+            reply = None if ending.status else exchange.read(BuildReply, reply_file)
+            if reply is None or reply.problem:
+                raise _failure(expected, ending, reply, log, failed_log)
+            entry = replace(
+                expected,
+                build_seconds=round(ending.seconds, 2),
+                peak_rss_bytes=reply.peak_rss_bytes,
+                size_bytes=plan.stat().st_size,
+            )
+            with child.uninterrupted(), _locked(bundle.path):
+                bundle = _record(bundle, entry, plan)
+                log.replace(bundle.file(entry.log))
+                failed_log.unlink(missing_ok=True)
+        except BaseException:
+            if log.exists():
+                log.replace(failed_log)
+            raise
+    return BuildResult(bundle=bundle, entry=entry, is_cached=False, reply=reply)
+
+
+def _record(bundle: Bundle, entry: PlanEntry, plan: Path) -> Bundle:
+    """Put the plan in its place and into the manifest: both or neither."""
+    final, previous = bundle.file(entry.file), plan.with_name("previous")
+    if final.exists():
+        final.replace(previous)
+    try:
+        plan.replace(final)
+        return add_plan(bundle, entry)
+    except BaseException:
+        final.unlink(missing_ok=True)
+        if previous.exists():
+            previous.replace(final)
+        raise
+
+
+def _run_worker(
+    scratch: Path, log: Path, timeout_s: float, on_tick: Callable[[float], None]
+) -> child.Ending:
+    # The package may have been found through the working folder, which the child does not share.
+    root = str(Path(draftrt.__file__).resolve().parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return child.run(
+        [
+            *(sys.executable, "-u", "-X", "faulthandler", "-m", "draftrt.engines.worker"),
+            *(str(scratch / "request.json"), str(scratch / "reply.json")),
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=scratch,
+        log=log,
+        timeout_s=timeout_s,
+        on_tick=on_tick,
+    )
+
+
+def _failure(
+    expected: PlanEntry,
+    ending: child.Ending,
+    reply: BuildReply | None,
+    log: Path,
+    failed_log: Path,
+) -> BuildError:
+    what = f"{expected.backend} {expected.backend_version}, graph {expected.graph!r}"
+    hint = f"the whole log is {failed_log}"
+    if reply is None:
+        problem = f"the build process {ending.describe()}"
+        if ending.timed_out:
+            hint = f"pass a larger --timeout; {hint}"
+        elif ending.status == -signal.SIGKILL:
+            hint = f"the machine may have run out of memory; {hint}"
+    elif reply.hint:
+        return BuildError(f"{what}: {reply.problem}", hint=f"{reply.hint}; {hint}")
+    else:
+        problem = reply.problem
+    return BuildError(f"{what}: {problem}\n{log_tail(log)}", hint=hint)
+
+
+def log_tail(log: Path) -> str:
+    """Return the last lines of a build log, indented, without its noise about a missing driver."""
+    lines = [
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip() and "cudaError 35" not in line
+    ]
+    return "\n".join(f"    | {line[:TAIL_WIDTH]}" for line in lines[-TAIL_LINES:])
+
+
+def _checked_hash(bundle: Bundle, file: str) -> str:
+    found, listed = sha256_of(bundle.file(file)), _listed_hash(bundle, file)
+    if found != listed:
+        raise BundleError(
+            f"{bundle.file(file)}: got sha256 {found[:12]}…, expected {listed[:12]}…",
+            hint="the graph was changed after it was written; export it again",
+        )
+    return found
+
+
+def _listed_hash(bundle: Bundle, file: str) -> str:
+    if file not in bundle.manifest.files:
+        raise BundleError(
+            f"{bundle.path}: the manifest does not list {file}", hint="export it again"
+        )
+    return bundle.manifest.files[file].sha256
+
+
+@contextmanager
+def _scratch(bundle: Bundle, file: str) -> Iterator[Path]:
+    """Give a folder beside the plan's final place that is gone at the end, whatever happens."""
+    final = bundle.file(file)
+    try:
+        final.parent.mkdir(exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.stem}.partial-"))
+    except OSError as error:
+        raise BundleError(
+            f"{final.parent}: cannot be written: {error.strerror}",
+            hint="copy the bundle to a place that you may write to",
+        ) from error
+    try:
+        yield scratch.resolve()
+    finally:
+        shutil.rmtree(scratch)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other builds of the same bundle from changing its manifest meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,140 @@
+"""Which SMs each backend builds for, and what arithmetic each SM runs.
+
+The tables hold what the TensorRT-RTX 1.7 builder and the TensorRT documentation say. Nothing here
+looks at a graph or at this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from draftrt.errors import DraftrtError, UnsupportedError
+from draftrt.spec import Precision
+
+
+class Backend(str, Enum):
+    """The two builders; they share one programming interface."""
+
+    TENSORRT_RTX = "tensorrt-rtx"
+    TENSORRT = "tensorrt"
+
+
+class Feature(str, Enum):
+    """Arithmetic that some SMs lack; the value is its name in messages."""
+
+    FP32_MATMUL = "float32 matrix product"
+    BF16 = "bfloat16"
+    FP8 = "float8"
+    FP4 = "float4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendFacts:
+    """What a backend is called and builds for.
+
+    Attributes:
+        module: Python module.
+        extra: pip extra of draftrt that installs it.
+        sms: compute capabilities it accepts, ascending.
+        needs_gpu: whether it builds only for a GPU that is in the machine.
+        first_sm: feature to the lowest SM that runs it.
+    """
+
+    module: str
+    extra: str
+    sms: tuple[int, ...]
+    needs_gpu: bool
+    first_sm: Mapping[Feature, int]
+
+
+FACTS: Mapping[Backend, BackendFacts] = {
+    Backend.TENSORRT_RTX: BackendFacts(
+        module="tensorrt_rtx",
+        extra="rtx",
+        sms=(75, 80, 86, 89, 120, 121),
+        needs_gpu=False,
+        first_sm={
+            Feature.FP32_MATMUL: 80,
+            Feature.BF16: 80,
+            Feature.FP8: 89,
+            Feature.FP4: 120,
+        },
+    ),
+    Backend.TENSORRT: BackendFacts(
+        module="tensorrt",
+        extra="trt",
+        sms=(75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121),
+        needs_gpu=True,
+        first_sm={
+            Feature.FP32_MATMUL: 75,
+            Feature.BF16: 80,
+            Feature.FP8: 89,
+            Feature.FP4: 100,
+        },
+    ),
+}
+
+PRECISION_FEATURES: Mapping[Precision, tuple[Feature, ...]] = {
+    Precision.FP32: (Feature.FP32_MATMUL,),
+    Precision.FP16: (),
+    Precision.BF16: (Feature.BF16,),
+}
+
+
+def sm_findings(backend: Backend, sms: Sequence[int]) -> list[DraftrtError]:
+    """Return one finding for each SM that the backend does not build for."""
+    facts = FACTS[backend]
+    valid = ", ".join(str(sm) for sm in facts.sms)
+    findings: list[DraftrtError] = []
+    for sm in sms:
+        if sm in facts.sms:
+            continue
+        hint = f"choose --sm from {valid}"
+        if backend is Backend.TENSORRT_RTX and sm in FACTS[Backend.TENSORRT].sms:
+            hint += f"; SM{sm} needs --backend tensorrt, on a machine with such a GPU"
+        findings.append(
+            UnsupportedError(f"{backend.value}: got SM{sm}, expected one of {valid}", hint=hint)
+        )
+    return findings
+
+
+def precision_findings(
+    backend: Backend, sms: Sequence[int], precision: Precision
+) -> list[DraftrtError]:
+    """Return findings for SMs that cannot run a graph of this precision."""
+    where = dict.fromkeys(PRECISION_FEATURES[precision], f"a {precision.value} graph")
+    return feature_findings(backend, sms, where)
+
+
+def feature_findings(
+    backend: Backend, sms: Iterable[int], where: Mapping[Feature, str]
+) -> list[DraftrtError]:
+    """Return one finding for each feature that some SM lacks.
+
+    Args:
+        backend: the builder.
+        sms: compute capabilities asked for.
+        where: each feature in use to the place that uses it, as text for people.
+    """
+    findings: list[DraftrtError] = []
+    for feature, place in where.items():
+        first = FACTS[backend].first_sm[feature]
+        lacking = sorted(sm for sm in sms if sm < first)
+        if lacking:
+            names = ", ".join(f"SM{sm}" for sm in lacking)
+            findings.append(
+                UnsupportedError(
+                    f"{place} needs {feature.value}: got {names}, {backend.value} runs it from "
+                    f"SM{first} on",
+                    hint=f"drop {names} from --sm" + _other_precision(feature),
+                )
+            )
+    return findings
+
+
+def _other_precision(feature: Feature) -> str:
+    if feature is Feature.BF16:
+        return ", or export the graph with --precision fp16"
+    return ""

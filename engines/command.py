@@ -1,0 +1,152 @@
+"""``draftrt build``: one plan of a bundle, and what is known about it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from draftrt.codec import to_json
+from draftrt.engines.build import BuildResult, build_plan
+from draftrt.engines.capabilities import FACTS, Backend
+from draftrt.engines.options import BuildOptions
+from draftrt.errors import SpecError
+from draftrt.signature import DimRange
+
+_VALID_SMS = "; ".join(
+    f"{backend.value}: {', '.join(map(str, facts.sms))}" for backend, facts in FACTS.items()
+)
+
+
+def parse_sms(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """Return ``86,89,120`` as numbers, or fail as wrong usage."""
+    if value is None:
+        return None
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise click.BadParameter(f"got {value!r}, expected numbers such as 86,89,120", ctx, param)
+    return tuple(int(part) for part in parts)
+
+
+def parse_dimensions(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, DimRange]:
+    """Return each ``NAME=MIN:OPT:MAX`` as a range, or fail as wrong usage."""
+    ranges = {}
+    for value in values:
+        match = re.fullmatch(r"(\w+)=(\d+):(\d+):(\d+)", value)
+        if match is None:
+            message = f"got {value!r}, expected NAME=MIN:OPT:MAX such as T=1:8:512"
+            raise click.BadParameter(message, ctx, param)
+        name, (low, best, high) = match[1], (int(match[index]) for index in (2, 3, 4))
+        try:
+            ranges[name] = DimRange(min=low, opt=best, max=high)
+        except SpecError as error:
+            raise click.BadParameter(f"{name}: {error.message}", ctx, param) from error
+    return ranges
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--backend",
+    type=click.Choice([backend.value for backend in Backend]),
+    default=Backend.TENSORRT_RTX.value,
+    show_default=True,
+    help="Builder. tensorrt builds only for the GPU of this machine.",
+)
+@click.option(
+    "--sm",
+    "sms",
+    metavar="SM,...",
+    callback=parse_sms,
+    help=f"SMs that the plan runs on ({_VALID_SMS}).",
+)
+@click.option("--graph", default="draft", show_default=True, help="Graph of the bundle.")
+@click.option(
+    "--dim",
+    "dimensions",
+    metavar="NAME=MIN:OPT:MAX",
+    multiple=True,
+    callback=parse_dimensions,
+    help="Narrow a size; plans are tuned for OPT. Repeatable.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1800,
+    show_default=True,
+    help="Seconds.",
+)
+@click.option("--workspace", type=click.IntRange(min=1), help="Most scratch memory of a layer, MB.")
+@click.option("--force", is_flag=True, help="Build even if the same plan is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan's record as JSON.")
+def build(
+    bundle: Path,
+    backend: str,
+    sms: tuple[int, ...] | None,
+    graph: str,
+    dimensions: dict[str, DimRange],
+    timeout: float,
+    workspace: int | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Build a TensorRT plan from a graph of BUNDLE; TensorRT-RTX needs no GPU for it.
+
+    The plan is not loaded or run: that takes a GPU it was built for.
+    """
+    if sms is None and not FACTS[Backend(backend)].needs_gpu:
+        raise click.UsageError(f"--sm is missing: the SMs to build for ({_VALID_SMS})")
+    options = BuildOptions(
+        backend=Backend(backend),
+        sms=sms or (),
+        graph=graph,
+        dimensions=dimensions,
+        workspace_bytes=None if workspace is None else workspace * 2**20,
+        timeout_s=timeout,
+    )
+    result = build_plan(bundle, options, force=force, on_tick=_show_elapsed)
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", nl=False, err=True)
+    click.echo(json.dumps(as_record(result), indent=1) if as_json else as_text(result))
+
+
+def _show_elapsed(seconds: float) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\rbuilding {seconds:4.0f} s", nl=False, err=True)
+
+
+def as_record(result: BuildResult) -> dict[str, object]:
+    """Return a result as JSON data: the manifest's record, the folder, and whether it is new."""
+    return {
+        "bundle": str(result.bundle.path),
+        "is_cached": result.is_cached,
+        **to_json(result.entry),
+    }
+
+
+def as_text(result: BuildResult) -> str:
+    """Return a result as text for people."""
+    entry = result.entry
+    verb = "already built, same graph, options and version:" if result.is_cached else "built"
+    sms = ", ".join(str(sm) for sm in entry.sms)
+    lines = [
+        f"{verb} {result.bundle.file(entry.file)}",
+        f"  backend    {entry.backend} {entry.backend_version}, SM {sms}",
+        f"  size       {entry.size_bytes / 1e6:.1f} MB",
+        f"  build      {entry.build_seconds:.1f} s, {entry.peak_rss_bytes / 1e6:.0f} MB of memory",
+    ]
+    if result.reply is not None and result.reply.num_decomposed:
+        lines.append(
+            f"  attention  {result.reply.num_decomposed} of {result.reply.num_attentions} layers "
+            "have no fused kernel for their type and size"
+        )
+    lines.append(f"  log        {result.bundle.file(entry.log)}")
+    lines.append("  not run    a plan loads only on a GPU that it was built for")
+    return "\n".join(lines)

@@ -1,0 +1,197 @@
+"""Builds that fail, crash, hang or are interrupted, for real, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto
+
+from draftrt.bundle import Bundle
+from draftrt.engines.build import build_plan
+from draftrt.engines.capabilities import Backend
+from draftrt.engines.options import BuildOptions
+from draftrt.errors import BuildError, BundleError
+from draftrt.spec import Precision
+
+pytestmark = pytest.mark.trt
+
+MakeBundle = Callable[..., Path]
+RTX86 = BuildOptions(backend=Backend.TENSORRT_RTX, sms=(86,))
+LOG = "draft.tensorrt-rtx.sm86.failed.log"
+
+
+def only_the_log_is_left(folder: Path) -> bool:
+    return [path.name for path in (folder / "plans").iterdir()] == [LOG] and not (
+        Bundle.open(folder).manifest.plans
+    )
+
+
+def children() -> list[int]:
+    return [
+        int(pid)
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    ]
+
+
+def unsupported(graph: object, logits: str) -> str:
+    """Add an operator of each kind that the parser refuses."""
+    node, constant = graph.node, graph.constant  # type: ignore[attr-defined]
+    node("Cast", [logits], "whole", to=TensorProto.INT32)
+    node("BitwiseAnd", ["whole", constant("seven", 7, "int32")], "masked")
+    node("Cast", ["masked"], "scores", to=TensorProto.FLOAT)
+    node("Multinomial", ["scores"], "drawn", sample_size=1, dtype=TensorProto.INT32)
+    node("Cast", ["drawn"], "drawn32", to=TensorProto.FLOAT)
+    result: str = node("Add", ["scores", "drawn32"], "sum")
+    return result
+
+
+def test_the_preflight_names_every_unsupported_node(make_bundle: MakeBundle) -> None:
+    folder = make_bundle(Precision.FP32, unsupported)
+    with pytest.raises(BuildError) as caught:
+        build_plan(folder, RTX86)
+    text = str(caught.value)
+    assert "the parser does not take 2 node(s)" in text
+    assert "BitwiseAnd at node 'masked_node'" in text
+    assert "Multinomial at node 'drawn_node'" in text
+    assert str(folder / "plans" / LOG) in text
+    assert only_the_log_is_left(folder)
+
+
+def test_arithmetic_that_an_sm_lacks_is_named_with_its_layer(
+    make_bundle: MakeBundle, dequantized_bundle: Callable[[int, int], Path], tmp_path: Path
+) -> None:
+    folder = dequantized_bundle(TensorProto.FLOAT8E4M3FN, 1)
+    with pytest.raises(BuildError, match=r"layer '.*' needs float8: got SM86.*from SM89 on"):
+        build_plan(folder, RTX86)
+    assert only_the_log_is_left(folder)
+    folder.rename(tmp_path / "float8")
+    turing = BuildOptions(backend=Backend.TENSORRT_RTX, sms=(75, 86))
+    with pytest.raises(BuildError, match=r"'fused_node' needs float32 matrix product: got SM75"):
+        build_plan(make_bundle(Precision.FP16), turing)
+
+
+def test_a_crash_of_the_builder_becomes_an_error_with_its_log(
+    dequantized_bundle: Callable[[int, int], Path],
+) -> None:
+    folder = dequantized_bundle(TensorProto.INT4, 2)
+    with pytest.raises(BuildError) as caught:
+        build_plan(folder, RTX86)
+    text = str(caught.value)
+    assert "the build process was ended by SIGSEGV" in text
+    assert "Fatal Python error: Segmentation fault" in text
+    assert only_the_log_is_left(folder)
+
+
+def test_a_build_that_takes_too_long_is_stopped(make_bundle: MakeBundle) -> None:
+    folder = make_bundle()
+    options = BuildOptions(backend=Backend.TENSORRT_RTX, sms=(86,), timeout_s=0.3)
+    start = time.monotonic()
+    with pytest.raises(BuildError, match=r"stopped at the time limit(.|\n)*--timeout"):
+        build_plan(folder, options)
+    assert time.monotonic() - start < 3
+    assert only_the_log_is_left(folder)
+    assert children() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (signal.SIGKILL, r"ended by SIGKILL(.|\n)*may have run out of memory"),
+        (signal.SIGINT, "ended by SIGINT"),
+    ],
+)
+def test_a_killed_build_becomes_an_error(
+    make_bundle: MakeBundle, number: signal.Signals, text: str
+) -> None:
+    folder = make_bundle()
+
+    def kill(seconds: float) -> None:
+        for pid in children():
+            os.kill(pid, number)
+
+    with pytest.raises(BuildError, match=text):
+        build_plan(folder, RTX86, on_tick=kill)
+    assert only_the_log_is_left(folder)
+
+
+def test_a_failed_rebuild_keeps_the_plan_that_was_there(make_bundle: MakeBundle) -> None:
+    folder = make_bundle()
+    entry = build_plan(folder, RTX86).entry
+    plan, log = (folder / name for name in (entry.file, entry.log))
+    before = plan.read_bytes(), log.read_text()
+    with pytest.raises(BuildError):
+        build_plan(
+            folder,
+            BuildOptions(backend=Backend.TENSORRT_RTX, sms=(86,), timeout_s=0.1),
+            force=True,
+        )
+    assert (plan.read_bytes(), log.read_text()) == before
+    assert Bundle.open(folder).manifest.plans == {entry.file: entry}
+    build_plan(folder, RTX86, force=True)
+    assert not (folder / "plans" / LOG).exists()
+
+
+def test_a_plan_that_cannot_be_recorded_takes_no_place(make_bundle: MakeBundle) -> None:
+    folder = make_bundle()
+    entry = build_plan(folder, RTX86).entry
+    manifest, before = folder / "manifest.json", (folder / entry.file).read_bytes()
+    text = manifest.read_text()
+    with pytest.raises(BundleError, match=r"no manifest\.json there"):
+        build_plan(folder, RTX86, force=True, on_tick=lambda _: manifest.unlink(missing_ok=True))
+    manifest.write_text(text)
+    assert (folder / entry.file).read_bytes() == before
+    assert Bundle.open(folder).manifest.plans == {entry.file: entry}
+
+
+def test_a_full_disk_becomes_an_error(make_bundle: MakeBundle) -> None:
+    folder = make_bundle()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))  # as if the disk ended there
+    try:
+        with pytest.raises(BuildError, match=r"cannot write the plan: .*File too large"):
+            build_plan(folder, RTX86)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert only_the_log_is_left(folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_an_interrupted_command_ends_its_child_and_leaves_only_the_log(
+    make_bundle: MakeBundle, root: Path, number: signal.Signals, status: int
+) -> None:
+    folder = make_bundle()
+    command = [sys.executable, "-m", "draftrt", "build", str(folder), "--sm", "86"]
+    process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while not list(folder.glob("plans/.*partial-*/log")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    worker = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == status
+    while Path(f"/proc/{worker}").exists() and "State:\tZ" not in status_of(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not list(folder.glob("plans/*.plan"))
+    if number is not signal.SIGKILL:  # nothing can clean up after that one
+        assert only_the_log_is_left(folder)
+
+
+def status_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "State:\tZ"
