@@ -334,7 +334,9 @@ class DrafterSpec:
     @property
     def is_reduced(self) -> bool:
         """Whether the draft vocabulary is smaller than the target's."""
-        return self.target_vocab_size is not None and self.draft_vocab_size < self.target_vocab_size
+        if self.target_vocab_size is None:
+            return self.vocab_map is not VocabMap.IDENTITY
+        return self.draft_vocab_size < self.target_vocab_size
 
     @property
     def num_padded_rows(self) -> int:

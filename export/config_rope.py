@@ -50,9 +50,10 @@ def read_rope(facts: Facts, body: str, head_dim: int, layer_types: Sequence[str]
     unknown = sorted(set(table) - KNOWN)
     if unknown:
         facts.error(f"{where}: unknown keys {unknown}", "remove them if they have no effect")
-    facts.say("rope", f"{where}; layout: {facts.sources.get('rope_layout')}")
+    layout, layout_source = _layout(facts)
+    facts.say("rope", f"{where}; layout: {layout_source}")
     return RopeSpec(
-        layout=_layout(facts),
+        layout=layout,
         theta=theta,
         type=kind,
         rotary_dim=rotary,
@@ -63,16 +64,13 @@ def read_rope(facts: Facts, body: str, head_dim: int, layer_types: Sequence[str]
     )
 
 
-def _layout(facts: Facts) -> RopeLayout:
-    paths = [
-        f"{scope}{key}"
-        for scope in ("", "dflash_config.", "dspark_config.", "transformer_layer_config.")
-        for key in ("rope_is_neox_style", "is_neox_style")
-    ]
-    neox = facts.flag("rope_layout", paths, default=True, why="default of every family (neox)")
-    facts.say("rope", facts.sources.pop("rope_layout"))
-    facts.sources["rope_layout"] = facts.sources["rope"]
-    return RopeLayout.NEOX if neox else RopeLayout.INTERLEAVED
+def _layout(facts: Facts) -> tuple[RopeLayout, str]:
+    """Return the layout and its source; it belongs to the draft and never to its target."""
+    scopes = ("", "dflash_config.", "dspark_config.", "transformer_layer_config.")
+    keys = ("rope_is_neox_style", "is_neox_style")
+    paths = [f"{scope}{key}" for scope in scopes for key in keys]
+    neox = facts.flag("rope", paths, default=True, why="default of every family (neox)")
+    return RopeLayout.NEOX if neox else RopeLayout.INTERLEAVED, facts.sources.get("rope", "")
 
 
 def _parameters(facts: Facts, body: str, layer_types: Sequence[str]) -> tuple[dict[str, Any], str]:

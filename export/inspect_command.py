@@ -1,0 +1,51 @@
+"""`draftrt inspect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from draftrt.export.inspect import describe, table
+from draftrt.export.load import load_drafter
+from draftrt.export.target import check_tokenizer, read_target
+
+
+@click.command("inspect")
+@click.argument("draft", type=click.Path(path_type=Path))
+@click.option("--target", type=click.Path(path_type=Path), help="Check it against this target.")
+@click.option(
+    "--sample-from-anchor/--no-sample-from-anchor",
+    default=None,
+    help="Alignment, where the config leaves it open.",
+)
+@click.option(
+    "--ignore-key", "ignore_keys", multiple=True, help="Unknown config key without effect."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def inspect(
+    draft: Path,
+    target: Path | None,
+    sample_from_anchor: bool | None,
+    ignore_keys: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show every fact of the drafter in folder DRAFT, and where each was read."""
+    model = read_target(target) if target is not None else None
+    loaded = load_drafter(
+        draft, model, sample_from_anchor=sample_from_anchor, ignore_keys=frozenset(ignore_keys)
+    )
+    warnings = list(loaded.spec.warnings)
+    if target is not None and model is not None:
+        findings, remarks = check_tokenizer(target, model.spec)
+        warnings += [finding.message for finding in findings] + remarks
+    if as_json:
+        click.echo(json.dumps({**describe(loaded), "warnings": warnings}, indent=1))
+        return
+    rows = list(table(loaded))
+    widths = [min(60, max(len(row[column]) for row in rows)) for column in (0, 1)]
+    for fact, value, source in rows:
+        click.echo(f"{fact:<{widths[0]}}  {value:<{widths[1]}}  {source}")
+    for line in warnings:
+        click.echo(f"warning: {line}", err=True)
