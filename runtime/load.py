@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError, BundleError
 from draftrt.runtime.backend import GraphSession
 from draftrt.runtime.drafter import Drafter
+from draftrt.runtime.hf_target import HfTarget, check_same_target
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.target import Target
 
 TARGET_NOTE = "target_path"  # manifest note: the target's folder on the machine that exported
 
@@ -34,9 +33,11 @@ def load(
     """
     bundle = Bundle.open(path)
     spec = bundle.drafter()
-    model = open_target(bundle, target, spec.target_layer_ids, device=device, threads=threads)
+    stop_ids = read_stop_ids(bundle)
+    folder = find_target(bundle, target)
     session = open_graph(bundle, "draft", device=device, threads=threads)
-    return Pair(model, Drafter(spec, session), bundle.file("tokenizer"), read_stop_ids(bundle))
+    model = HfTarget(folder, spec.target_layer_ids, device=device, threads=threads)
+    return Pair(model, Drafter(spec, session), bundle.file("tokenizer"), stop_ids)
 
 
 def open_graph(
@@ -54,39 +55,27 @@ def open_graph(
     return OrtSession(bundle.file(entry.file), entry.signature, device=device, threads=threads)
 
 
-def open_target(
-    bundle: Bundle,
-    folder: Path | str | None,
-    layer_ids: Sequence[int],
-    *,
-    device: str = "cpu",
-    threads: int = 1,
-) -> Target:
-    """Open the target of a bundle as a Hugging Face model.
+def find_target(bundle: Bundle, folder: Path | str | None) -> Path:
+    """Return the target's folder, given or remembered, after checking that it holds the target.
 
     Args:
         bundle: the bundle.
-        folder: the target's folder; None takes the one the bundle remembers.
-        layer_ids: layers to tap, 0-based, in feature order.
-        device: ``cpu`` or ``cuda``.
-        threads: torch's threads.
+        folder: a Hugging Face folder; None takes the one the bundle was exported from.
 
     Raises:
-        BackendError: no folder given and none remembered or left, or it cannot be loaded.
+        BackendError: none given and none remembered or left, or it has no readable config.json.
         SpecError: the folder holds another model than the bundle was exported for.
     """
-    from draftrt.runtime.hf_target import HfTarget, check_same_target
-
-    noted = bundle.manifest.notes.get(TARGET_NOTE)
-    if folder is None and (not isinstance(noted, str) or not Path(noted).is_dir()):
-        raise BackendError(
-            f"{bundle.path}: no target to run: "
-            f"{'none is recorded' if noted is None else f'{noted} is not there'}",
-            hint="give its Hugging Face folder with --target",
-        )
-    chosen = Path(folder if folder is not None else str(noted))
-    check_same_target(chosen, bundle.manifest.target)
-    return HfTarget(chosen, layer_ids, device=device, threads=threads)
+    if folder is None:
+        folder = bundle.manifest.notes.get(TARGET_NOTE)
+        if not isinstance(folder, str) or not Path(folder).is_dir():
+            found = f"{folder} is not there" if isinstance(folder, str) else "none is recorded"
+            raise BackendError(
+                f"{bundle.path}: no target to run: {found}",
+                hint="give its Hugging Face folder with --target",
+            )
+    check_same_target(Path(folder), bundle.manifest.target)
+    return Path(folder)
 
 
 def read_stop_ids(bundle: Bundle) -> frozenset[int]:

@@ -1,0 +1,170 @@
+"""`draftrt run` and `draftrt.runtime.load` on a trained pair, exported by the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from draftrt.cli import group
+from draftrt.runtime.load import load
+from draftrt.runtime.options import DecodeOptions
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("run")]
+
+
+@pytest.fixture(scope="module")
+def pair(root: Path) -> Path:
+    return root / "tests" / "golden-pairs"
+
+
+@pytest.fixture(scope="module")
+def expected(pair: Path) -> list[dict[str, Any]]:
+    """What the publisher's own loop did, without a confidence threshold and with one."""
+    rows: list[dict[str, Any]] = json.loads((pair / "expected-dspark.json").read_text())
+    return rows
+
+
+@pytest.fixture(scope="module")
+def bundle(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "bundle"
+    target = pair / "tiny-target"
+    done = draftrt(
+        "export", pair / "tiny-dspark", "--target", target, "-o", out, "--max-context", 160
+    )
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def draftrt(*arguments: object) -> Result:
+    return CliRunner().invoke(group, [str(argument) for argument in arguments])
+
+
+def run_json(*arguments: object) -> dict[str, Any]:
+    done = draftrt("run", *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    "index", [0, 6, 7, 13], ids=["first", "last", "first, threshold", "last, threshold"]
+)
+def test_greedy_ids_are_the_publishers_and_the_targets(
+    bundle: Path, expected: list[dict[str, Any]], index: int
+) -> None:
+    row = expected[index]
+    found = run_json(
+        bundle,
+        "--prompt",
+        row["prompt"],
+        "--max-tokens",
+        96,
+        "--ignore-eos",
+        "--confidence-threshold",
+        row["confidence_threshold"],
+    )
+    assert found["prompt_ids"] == row["prompt_ids"]
+    assert found["token_ids"] == row["output_ids"]
+    assert found["finish"] == "length"
+
+
+def test_every_round_keeps_what_the_publishers_loop_kept(
+    bundle: Path, expected: list[dict[str, Any]]
+) -> None:
+    with load(bundle) as pair:
+        for row in expected[::3]:  # `draftrt validate trajectories` takes them all
+            options = DecodeOptions(
+                max_tokens=96,
+                stop_ids=frozenset(),
+                confidence_threshold=row["confidence_threshold"],
+            )
+            rounds = list(pair.rounds(row["prompt_ids"], options))[1:]
+            # Theirs counts the pending anchor differently and so goes on for one round more.
+            accepted = [one.num_accepted for one in rounds]
+            assert accepted == row["accepted_draft_lengths"][: len(rounds)]
+            assert len(row["accepted_draft_lengths"]) - len(rounds) in (0, 1)
+            verified = [one.num_verified for one in rounds]
+            assert verified == row["proposal_lengths"][: len(rounds)]
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr(
+    bundle: Path, expected: list[dict[str, Any]]
+) -> None:
+    prompt = expected[0]["prompt"]
+    done = draftrt("run", bundle, "--prompt", prompt, "--max-tokens", 24)
+    found = run_json(bundle, "--prompt", prompt, "--max-tokens", 24)
+    assert done.exit_code == 0
+    assert done.stdout == found["text"] + "\n"
+    assert "24 tokens; first after" in done.stderr
+    assert f"acceptance length {found['acceptance_length']:.2f} over" in done.stderr
+    assert "a round: draft" in done.stderr
+    assert "drafter cache: 512 bytes a token, 160 tokens at most" in done.stderr
+
+
+def test_plain_decoding_gives_the_same_text(bundle: Path, expected: list[dict[str, Any]]) -> None:
+    arguments = (bundle, "--prompt", expected[2]["prompt"], "--max-tokens", 40, "--ignore-eos")
+    plain, drafted = run_json(*arguments, "--plain"), run_json(*arguments)
+    assert plain["token_ids"] == drafted["token_ids"] == expected[2]["output_ids"][:40]
+    assert (plain["num_rounds"], plain["acceptance_length"]) == (0, 0.0)
+
+
+def test_a_chat_prompt_goes_through_the_targets_template(bundle: Path) -> None:
+    found = run_json(bundle, "--prompt", "for", "--chat", "--max-tokens", 4)
+    raw = "<|im_start|>user\nfor<|im_end|>\n<|im_start|>assistant\n"
+    assert found["prompt_ids"] == run_json(bundle, "--prompt", raw, "--max-tokens", 4)["prompt_ids"]
+
+
+def test_one_seed_gives_one_text(bundle: Path) -> None:
+    arguments = (bundle, "--prompt", "The", "--max-tokens", 30, "--temperature", 0.9, "--seed")
+    first, again, other = (run_json(*arguments, seed)["token_ids"] for seed in (4, 4, 5))
+    assert first == again != other
+
+
+def test_a_stop_string_is_not_part_of_the_text(
+    bundle: Path, expected: list[dict[str, Any]]
+) -> None:
+    arguments = (bundle, "--prompt", expected[0]["prompt"], "--max-tokens", 60)
+    text = run_json(*arguments)["text"]
+    stop = text[30:33]
+    found = run_json(*arguments, "--stop", stop)
+    assert (found["text"], found["finish"]) == (text[: text.index(stop)], "stop")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (
+            ["--max-tokens", 500],
+            1,
+            ["1 tokens and 500 wanted", "at most 154 more", "--max-context"],
+        ),
+        (["--target", "no/such/folder"], 1, ["no config.json there", "--target"]),
+        (["--top-p", 0], 2, ["--top-p", "0<x<=1"]),
+        (["--max-tokens", 0], 2, ["--max-tokens"]),
+    ],
+    ids=["too long", "no target", "usage", "nothing wanted"],
+)
+def test_what_cannot_run_says_why(
+    bundle: Path, arguments: Sequence[object], code: int, words: list[str]
+) -> None:
+    done = draftrt("run", bundle, "--prompt", "a", *arguments)
+    assert done.exit_code == code
+    assert done.stdout == ""
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_drafter_of_another_target_is_refused(bundle: Path, pair: Path, tmp_path: Path) -> None:
+    config = json.loads((pair / "tiny-target" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    done = draftrt("run", bundle, "--prompt", "a", "--target", tmp_path)
+    assert done.exit_code == 1
+    assert "hidden_size is 64, expected 96" in done.stderr
+    assert "give the target that was passed to `draftrt export`" in done.stderr
