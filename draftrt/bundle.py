@@ -39,6 +39,8 @@ class GraphEntry:
         opset: ONNX opset version.
         max_context: rows of each cache, L.
         signature: inputs and outputs.
+        flexible: the same graph over the same data with the rows of its caches open (size ``L``),
+            for backends that can grow them; empty where there is none.
     """
 
     file: str
@@ -48,6 +50,7 @@ class GraphEntry:
     opset: int
     max_context: int
     signature: Signature
+    flexible: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,13 +20,19 @@ ALIGNMENT = 4096
 SLICE_BYTES = 1 << 25
 
 
-def write_graph(model: Any, tensors: Mapping[str, GraphTensor], path: Path) -> Path:
-    """Bind the tensors to the graph's initialisers and write both files.
+def write_graph(
+    model: Any, tensors: Mapping[str, GraphTensor], path: Path, sizes: Mapping[str, int]
+) -> Path:
+    """Bind the tensors to the graph's initialisers and write the files.
+
+    Two ONNX files share the data: ``path`` with the sizes fixed (TensorRT writes caches in place
+    only where their size is known) and `flexible_path` with them open.
 
     Args:
         model: traced ``onnx_ir.Model`` with placeholder initialisers.
         tensors: content of every initialiser that stands for a weight.
         path: ONNX file to write; the data file lies beside it as ``<name>.data``.
+        sizes: symbolic size to the number it is fixed to.
 
     Returns:
         The data file.
@@ -59,8 +65,28 @@ def write_graph(model: Any, tensors: Mapping[str, GraphTensor], path: Path) -> P
     ]
     if left:
         raise ExportError(f"the exporter left large constants of its own: {left[:8]}")
-    onnx_ir.save(model, path)
+    flexible = flexible_path(path)
+    onnx_ir.save(model, flexible)
+    _write_fixed(flexible, path, sizes)
     return data
+
+
+def flexible_path(path: Path) -> Path:
+    """Return the name of the variant with open cache sizes, ``draft.flexible.onnx``."""
+    return path.with_name(f"{path.stem}.flexible.onnx")
+
+
+def _write_fixed(flexible: Path, path: Path, sizes: Mapping[str, int]) -> None:
+    """Write the graph with symbolic sizes replaced by numbers; the data file is shared."""
+    import onnx
+
+    model = onnx.load(str(flexible), load_external_data=False)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+    del model.graph.value_info[:]
+    onnx.save(model, str(path))
 
 
 def _bind(

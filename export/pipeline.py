@@ -13,10 +13,10 @@ from draftrt.errors import collect
 from draftrt.export.assemble import graph_tensors
 from draftrt.export.check import check_file, check_graph
 from draftrt.export.drafter import Drafter
-from draftrt.export.graph_file import write_graph
+from draftrt.export.graph_file import flexible_path, write_graph
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.ops import Profile
-from draftrt.export.signature import draft_signature
+from draftrt.export.signature import CAPACITY, draft_signature
 from draftrt.export.target import check_tokenizer, read_target
 from draftrt.export.trace import trace
 from draftrt.export.weights import placeholders
@@ -106,7 +106,9 @@ def write_draft_graph(
             f"warning: max_context {context} is beyond the {spec.rope.max_position_embeddings} "
             "positions the drafter declares; acceptance may fall there"
         )
-    signature = draft_signature(spec, precision, context, options.extra_outputs)
+    extra = options.extra_outputs
+    signature = draft_signature(spec, precision, context, extra)
+    flexible = draft_signature(spec, precision, context, extra, is_flexible=True)
     tensors = graph_tensors(spec, loaded.tensors, precision, context)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     module = Drafter(
@@ -119,15 +121,17 @@ def write_draft_graph(
         f"trace: {spec.family.value}, {spec.num_layers} layers, {precision.value}, "
         f"max_context {context}"
     )
-    model = trace(module, signature, options.profile)
+    model = trace(module, flexible, options.profile)
     path = folder / GRAPH
-    data = write_graph(model, tensors, path)
+    data = write_graph(model, tensors, path, {CAPACITY: context})
     report(f"write: {GRAPH} and {data.stat().st_size / 1e6:.1f} MB of weights")
     check_file(path, signature)
+    check_file(flexible_path(path), flexible)
     for line in check_graph(path, spec, tensors, signature, precision, context):
         report(f"check: {line}")
     return GraphEntry(
         file=GRAPH,
+        flexible=flexible_path(path).name,
         data=data.name,
         precision=precision,
         profile=options.profile.value,

@@ -10,12 +10,18 @@ from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DrafterSpec, Precision
 
 NEW_ROWS = "T"
+CAPACITY = "L"
 
 
 def draft_signature(
-    spec: DrafterSpec, precision: Precision, max_context: int, extra_outputs: tuple[str, ...] = ()
+    spec: DrafterSpec,
+    precision: Precision,
+    max_context: int,
+    extra_outputs: tuple[str, ...] = (),
+    *,
+    is_flexible: bool = False,
 ) -> Signature:
-    """Return the table of a draft graph.
+    """Return the table of a draft graph; a flexible one leaves the rows of the caches open.
 
     Raises:
         SpecError: ``max_context`` leaves no room for a block and one context row.
@@ -27,7 +33,8 @@ def draft_signature(
             f"(block_size {spec.block_size} and two context rows)",
             hint="raise --max-context",
         )
-    cache = (1, spec.num_kv_heads, max_context, spec.head_dim)
+    rows = CAPACITY if is_flexible else max_context
+    cache: tuple[int | str, ...] = (1, spec.num_kv_heads, rows, spec.head_dim)
     inputs = [
         TensorSpec(
             name="anchor",
@@ -58,7 +65,11 @@ def draft_signature(
                     name=f"present_{part}_{index}", dtype=precision.dtype, shape=cache, alias=past
                 )
             )
-    ranges = {NEW_ROWS: DimRange(min=1, opt=min(spec.num_draft_tokens + 1, longest), max=longest)}
+    ranges = {
+        NEW_ROWS: DimRange(min=1, opt=min(spec.num_draft_tokens + 1, longest), max=longest),
+    }
+    if is_flexible:
+        ranges[CAPACITY] = DimRange(min=spec.block_size + 2, opt=max_context, max=max_context)
     return Signature(inputs=tuple(inputs), outputs=tuple(outputs), dimensions=ranges)
 
 

@@ -21,7 +21,7 @@ TORCH = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-EXAMPLE_SIZE = 5
+EXAMPLE_SIZES = (5, 41, 23)  # distinct, so that no two symbols are taken for one
 STANDARD = ("", "ai.onnx")
 
 
@@ -43,7 +43,14 @@ def trace(module: nn.Module, signature: Signature, profile: Profile) -> Any:
         name: torch.export.Dim(name, min=span.min, max=span.max)
         for name, span in signature.dimensions.items()
     }
-    examples = tuple(_example(tensor.shape, TORCH[tensor.dtype]) for tensor in signature.inputs)
+    chosen = {
+        name: min(span.max, max(span.min, size))
+        for (name, span), size in zip(signature.dimensions.items(), EXAMPLE_SIZES, strict=False)
+    }
+    examples = tuple(
+        _example([chosen.get(str(size), size) for size in tensor.shape], TORCH[tensor.dtype])
+        for tensor in signature.inputs
+    )
     dynamic = tuple(
         {axis: sizes[size] for axis, size in enumerate(tensor.shape) if isinstance(size, str)}
         for tensor in signature.inputs
@@ -62,13 +69,10 @@ def trace(module: nn.Module, signature: Signature, profile: Profile) -> Any:
     return model
 
 
-def _example(shape: tuple[int | str, ...], dtype: torch.dtype) -> Tensor:
-    sizes = [size if isinstance(size, int) else EXAMPLE_SIZE for size in shape]
-    return (
-        torch.zeros(1, dtype=dtype).expand(*sizes)
-        if len(sizes) > 1
-        else torch.zeros(sizes, dtype=dtype)
-    )
+def _example(sizes: list[Any], dtype: torch.dtype) -> Tensor:
+    if len(sizes) > 1:
+        return torch.zeros(1, dtype=dtype).expand(*sizes)
+    return torch.zeros(sizes, dtype=dtype)
 
 
 def _export(
