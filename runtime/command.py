@@ -9,10 +9,8 @@ import click
 
 from draftrt.runtime.load import load
 from draftrt.runtime.options import DecodeOptions
-from draftrt.runtime.pair import Completion, Pair
+from draftrt.runtime.pair import Completion, Pair, Prompt
 from draftrt.runtime.stats import Stats
-
-Prompt = str | list[dict[str, str]]
 
 
 @click.command()

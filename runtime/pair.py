@@ -17,6 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from draftrt.runtime.chat import Message, render
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.drafter import Drafter
@@ -24,6 +27,8 @@ from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.stats import FinishReason, Round, Stats
 from draftrt.runtime.target import Target
 from draftrt.runtime.text import StopStrings, TextStream, load_tokenizer
+
+Prompt = str | Sequence[Message] | Sequence[int] | NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +132,7 @@ class Pair:
 
     def stream(
         self,
-        prompt: str | Sequence[Message] | Sequence[int],
+        prompt: Prompt,
         options: DecodeOptions | None = None,
         *,
         stop: Sequence[str] = (),
@@ -152,7 +157,7 @@ class Pair:
 
     def generate(
         self,
-        prompt: str | Sequence[Message] | Sequence[int],
+        prompt: Prompt,
         options: DecodeOptions | None = None,
         *,
         stop: Sequence[str] = (),
@@ -187,13 +192,15 @@ class Pair:
         """Close the pair."""
         self.close()
 
-    def _ids(self, prompt: str | Sequence[Message] | Sequence[int]) -> tuple[int, ...]:
+    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        ids = tuple(entry for entry in prompt if isinstance(entry, int))
-        if len(ids) == len(prompt):
-            return ids
-        return self.encode([entry for entry in prompt if not isinstance(entry, int)])
+        messages = [entry for entry in prompt if isinstance(entry, Mapping)]
+        if not messages:
+            return tuple(int(entry) for entry in prompt if not isinstance(entry, Mapping))
+        if len(messages) < len(prompt):
+            raise TypeError("a prompt is a text, messages, or ids, not a mixture of them")
+        return self.encode(messages)
 
 
 def _chunks(

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -139,12 +140,15 @@ def test_a_prompt_may_be_ids_or_messages(toy: SimpleNamespace, folder: Path) -> 
     options = DecodeOptions(max_tokens=9)
     expected = pair.generate(PROMPT, options)
     assert pair.generate([3, 1, 4, 1, 5], options).token_ids == expected.token_ids
+    assert pair.generate(np.array([3, 1, 4, 1, 5]), options).token_ids == expected.token_ids
     with pytest.raises(BundleError, match="has no chat template"):
         pair.generate([{"role": "user", "content": "ebf"}], options)
     (folder / "chat_template.jinja").write_text("db{{ messages[0].content }}{{ tail }}")
     messages = [{"role": "user", "content": "ebf"}]
     assert pair.generate(messages, options).token_ids == expected.token_ids
     assert pair.encode(messages, {"tail": "a"}) == (3, 1, 4, 1, 5, 0)
+    with pytest.raises(TypeError, match="not a mixture"):
+        pair.stream([*messages, 3])  # type: ignore[arg-type]
 
 
 def test_a_prompt_that_does_not_fit_is_refused_at_once(toy: SimpleNamespace, folder: Path) -> None:
