@@ -56,3 +56,76 @@ def golden(cases: tuple[Path, ...], backend: str, precision: str, is_json: bool)
         click.echo("\n".join(as_text(reports, backends)))
     if (error := failure(reports)) is not None:
         raise error
+
+
+@validate.command()
+@click.argument("bundle", type=FOLDER)
+@click.option(
+    "--rounds",
+    "num_rounds",
+    type=click.IntRange(min=4),
+    default=4,
+    show_default=True,
+    help="Rounds of the short and of the long sequence each.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
+def parity(bundle: Path, num_rounds: int, is_json: bool) -> None:
+    """Compare the graph in BUNDLE on ONNX Runtime with its PyTorch module, through Polygraphy."""
+    from draftrt.errors import ParityError
+    from draftrt.validate.parity import check_parity
+    from draftrt.validate.parity_report import as_json, as_text
+
+    report = check_parity(bundle, num_rounds=num_rounds)
+    click.echo(json.dumps(as_json(report), indent=1) if is_json else "\n".join(as_text(report)))
+    if not report.is_same:
+        raise ParityError(
+            f"{bundle}: {report.backend} and pytorch differ",
+            hint="docs/accuracy.md says how to find where",
+        )
+
+
+@validate.command()
+@click.argument("expected", metavar="EXPECTED.json", type=FOLDER)
+@click.option("--draft", required=True, type=FOLDER, help="Drafter checkpoint.")
+@click.option("--target", required=True, type=FOLDER, help="Target checkpoint, with tokenizer.")
+@click.option(
+    "--target-port",
+    type=click.Choice(["hf"]),
+    default="hf",
+    show_default=True,
+    help="What runs the target: hf, transformers.",
+)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0, 1),
+    help="Replay only rows recorded with this confidence threshold.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print every row as JSON.")
+def trajectories(
+    expected: Path,
+    draft: Path,
+    target: Path,
+    target_port: str,
+    threshold: float | None,
+    is_json: bool,
+) -> None:
+    """Replay greedy decoding and compare ids and accepted drafts with a publisher's own loop."""
+    from draftrt.errors import ParityError
+    from draftrt.validate.trajectories import check_trajectories
+    from draftrt.validate.trajectory_report import HEADING, as_line
+
+    reports = []
+    if not is_json:
+        click.echo(HEADING)
+    for one in check_trajectories(draft, target, expected, threshold=threshold):
+        reports.append(one)
+        if not is_json:
+            click.echo(as_line(one))
+    if is_json:
+        click.echo(json.dumps({"rows": [one.to_json() for one in reports]}, indent=1))
+    different = [one for one in reports if not one.is_same]
+    if different:
+        raise ParityError(
+            f"{len(different)} of {len(reports)} rows differ",
+            hint="check the drafter with `draftrt validate golden` first; docs/accuracy.md",
+        )

@@ -1,0 +1,237 @@
+"""The exported graph against the PyTorch module it came from, through Polygraphy's comparator.
+
+Both are rebuilt from the bundle alone and draft the same rounds with caches of their own: a short
+and a long sequence, with none, some and all of the drafts accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftrt.bundle import Bundle, GraphEntry
+from draftrt.errors import BackendError
+from draftrt.spec import DrafterSpec, Precision
+from draftrt.validate.compare import Finding, compare_ids, compare_values
+from draftrt.validate.reference import ReferenceRounds
+from draftrt.validate.runners import PolygraphyRounds, RoundRunner, onnxruntime_runner, require
+from draftrt.validate.tolerances import IDS, Limit, limit_of
+
+BACKEND = "onnxruntime"
+SHORT = 5  # context of the short sequence's first round
+DEFAULT_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRound:
+    """One round to compare.
+
+    Attributes:
+        context_length: rows committed before it; 0 starts a sequence.
+        new_rows: T, rows of new context.
+    """
+
+    context_length: int
+    new_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityReport:
+    """What the comparison of a bundle showed.
+
+    Attributes:
+        bundle: its folder.
+        backend: what ran the graph.
+        precision: element type of the graph.
+        rounds: the rounds compared.
+        findings: for each round output to finding.
+        shares: output to its ids over all rounds; its verdict counts where limits allow a flip.
+        limits: output to what it may differ by.
+    """
+
+    bundle: Path
+    backend: str
+    precision: Precision
+    rounds: Sequence[PlannedRound]
+    findings: Sequence[Mapping[str, Finding]]
+    shares: Mapping[str, Finding]
+    limits: Mapping[str, Limit]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every output of every round is within its limit."""
+        each = all(all(named.values()) for named in self.findings)
+        return each and all(self.shares.values()) and len(self.findings) == len(self.rounds) > 0
+
+
+def check_parity(path: Path | str, *, num_rounds: int = DEFAULT_ROUNDS) -> ParityReport:
+    """Compare the draft graph of a bundle with its PyTorch module, round by round.
+
+    Args:
+        path: the bundle.
+        num_rounds: rounds of each of the two sequences.
+
+    Raises:
+        BundleError: no bundle there, or its files changed.
+        BackendError: a package is missing, or the graph's precision has no kernels here.
+    """
+    bundle = Bundle.open(path)
+    spec, entry = bundle.drafter(), bundle.graph("draft")
+    if entry.precision is Precision.BF16:
+        raise BackendError(
+            f"{bundle.path}: ONNX Runtime has no bfloat16 kernels on the CPU, and this graph is "
+            "bf16",
+            hint="compare an fp32 or fp16 export of the same drafter; a bf16 export was compared "
+            "when it was made, through its float32 twin",
+        )
+    require("polygraphy", "onnxruntime")
+    limits = {t.name: limit_of(BACKEND, entry.precision, t.name) for t in entry.signature.outputs}
+    rounds = plan_rounds(spec, entry.max_context, num_rounds)
+    judge = Judge(limits, is_sequential=spec.markov is not None or spec.selector is not None)
+    findings = _compare(bundle, spec, entry, rounds, judge)
+    return ParityReport(
+        bundle=bundle.path,
+        backend=BACKEND,
+        precision=entry.precision,
+        rounds=rounds,
+        findings=findings,
+        shares=judge.shares(),
+        limits=limits,
+    )
+
+
+def plan_rounds(spec: DrafterSpec, max_context: int, num_rounds: int) -> list[PlannedRound]:
+    """Return the rounds of a short sequence, then of one that ends at the cache's last row.
+
+    After a sequence's first round the number of new rows goes through one (no draft was
+    accepted), half the drafts and all of them; rounds that would not fit the cache are left out.
+    """
+    drafts, room = spec.num_draft_tokens, max_context - spec.block_size
+    wanted = list(islice(cycle((1, 1 + drafts // 2, 1 + drafts)), num_rounds - 1))
+    while wanted and sum(wanted) >= room:
+        wanted.pop()
+    left = room - sum(wanted)
+    return [
+        PlannedRound(context_length=length, new_rows=rows)
+        for first in sorted({min(SHORT, left), left})
+        for length, rows in _lengths([first, *wanted])
+    ]
+
+
+def _lengths(rows: Sequence[int]) -> list[tuple[int, int]]:
+    return [(sum(rows[:index]), count) for index, count in enumerate(rows)]
+
+
+@dataclass(slots=True)
+class Judge:
+    """Compares what two runners made of one round; called by Polygraphy's comparator.
+
+    A single 16-bit flip must not fail a round of seven drafts, so ids that need not all agree are
+    only counted here and judged over all rounds (`shares`). In a sequential head every draft is
+    conditioned on the one before it: rows behind the first flip say nothing and are left out.
+
+    Attributes:
+        limits: output to what it may differ by.
+        is_sequential: whether a draft depends on the draft before it.
+    """
+
+    limits: Mapping[str, Limit]
+    is_sequential: bool
+    _counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __call__(
+        self, want: Mapping[str, NDArray[Any]], got: Mapping[str, NDArray[Any]]
+    ) -> dict[str, Finding]:
+        """Return output to finding for one round."""
+        rows = self._comparable_rows(want["draft_ids"], got["draft_ids"])
+        findings = {}
+        for name, limit in self.limits.items():
+            a, b = want[name], got[name]
+            if a.shape == b.shape and name in _ROW_OUTPUTS:
+                a, b = a[:, :rows], b[:, :rows]
+            if name not in IDS:
+                findings[name] = compare_values(name, a, b, limit)
+            elif limit.agreement == 1.0:
+                findings[name] = compare_ids(name, a, b, limit)
+            else:
+                counted = compare_ids(name, a, b, Limit(agreement=0.0, reason=limit.reason))
+                equal, total = self._counts.get(name, (0, 0))
+                self._counts[name] = (equal + counted.num_equal, total + counted.num_compared)
+                findings[name] = counted
+        return findings
+
+    def shares(self) -> dict[str, Finding]:
+        """Return the verdict over all rounds on ids that need not all agree."""
+        return {name: self._share(name, *counts) for name, counts in self._counts.items()}
+
+    def _share(self, name: str, equal: int, total: int) -> Finding:
+        share, least = equal / max(total, 1), self.limits[name].agreement
+        return Finding(
+            output=name,
+            is_same=share >= least,
+            num_equal=equal,
+            num_compared=total,
+            problem="" if share >= least else f"{equal} of {total} agree, expected {least:.0%}",
+        )
+
+    def _comparable_rows(self, want: NDArray[Any], got: NDArray[Any]) -> int:
+        exact = self.limits["draft_ids"].agreement == 1.0
+        if exact or not self.is_sequential or want.shape != got.shape or (want == got).all():
+            return int(want.shape[-1])
+        return int(np.flatnonzero(want[0] != got[0])[0]) + 1
+
+
+_ROW_OUTPUTS = ("draft_ids", "draft_vocab_ids", "candidates", "logits", "confidence")
+
+
+def _compare(
+    bundle: Bundle,
+    spec: DrafterSpec,
+    entry: GraphEntry,
+    rounds: Sequence[PlannedRound],
+    judge: Judge,
+) -> list[dict[str, Finding]]:
+    from polygraphy.comparator import Comparator
+    from polygraphy.exception import PolygraphyException
+    from polygraphy.logger import G_LOGGER
+
+    from draftrt.export.reference import module_from_bundle
+
+    def reference() -> ReferenceRounds:
+        return ReferenceRounds(module_from_bundle(bundle), entry.precision, entry.max_context)
+
+    with ExitStack() as stack:
+        stack.enter_context(G_LOGGER.verbosity(G_LOGGER.CRITICAL))
+        graph = onnxruntime_runner(bundle.file(entry.file))
+        stack.enter_context(graph)
+        runners = [
+            RoundRunner("pytorch", entry.signature, spec.block_size, reference),
+            RoundRunner(
+                BACKEND,
+                entry.signature,
+                spec.block_size,
+                lambda: PolygraphyRounds(graph, entry.signature),
+            ),
+        ]
+        try:
+            run = Comparator.run(runners, data_loader=_feeds(spec, rounds), streaming=True)
+            results = Comparator.compare_accuracy(run, compare_func=judge)
+        except PolygraphyException as error:
+            raise BackendError(f"{bundle.path}: Polygraphy: {error}") from error
+    findings: list[dict[str, Finding]] = results[0]["pytorch", BACKEND]
+    return findings
+
+
+def _feeds(spec: DrafterSpec, rounds: Sequence[PlannedRound]) -> Iterator[Mapping[str, Any]]:
+    from draftrt.export.signature import round_feeds
+
+    rng = np.random.default_rng(0)
+    for one in rounds:
+        yield round_feeds(spec, rng, new_rows=one.new_rows, context_length=one.context_length)

@@ -1,0 +1,167 @@
+"""Runners for Polygraphy's comparator that carry a drafter's caches from round to round.
+
+The comparator feeds every runner the same rounds; caches are no part of a feed, because each side
+must live with what it wrote itself. Knows names and shapes, not models.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftrt.errors import BackendError
+from draftrt.signature import Signature, TensorSpec
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Rounds(Protocol):
+    """Something that drafts the rounds of a sequence and carries its caches."""
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Draft one block; a context length of 0 starts a new sequence with zeroed caches."""
+
+
+class PolygraphyRounds:
+    """Rounds on one of Polygraphy's own runners, caches passed in and out as arrays."""
+
+    def __init__(self, runner: Any, signature: Signature) -> None:
+        """Take an active runner of a graph with this signature."""
+        self._runner = runner
+        self._aliases = {tensor.name: tensor.alias for tensor in signature.outputs if tensor.alias}
+        self._signature = signature
+        self._caches: Arrays = {}
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Draft one block; see `Rounds.run`."""
+        if int(feeds["context_length"][0]) == 0:
+            pasts = [self._signature.input(name) for name in self._aliases.values()]
+            self._caches = {tensor.name: self._zeros(tensor) for tensor in pasts}
+        outputs: Arrays = dict(self._runner.infer({**feeds, **self._caches}))
+        self._caches = {past: outputs[name] for name, past in self._aliases.items()}
+        return outputs
+
+    def _zeros(self, tensor: TensorSpec) -> NDArray[Any]:
+        """Return an empty cache; a symbolic size gets its largest value."""
+        sizes = [
+            size if isinstance(size, int) else self._signature.dimensions[size].max
+            for size in tensor.shape
+        ]
+        return np.zeros(sizes, tensor.dtype)
+
+
+class RoundRunner:
+    """A runner as Polygraphy's comparator uses one: a context manager with metadata and `infer`.
+
+    Attributes:
+        name: shown beside its results.
+    """
+
+    def __init__(
+        self, name: str, signature: Signature, block_size: int, open_rounds: Callable[[], Rounds]
+    ) -> None:
+        """Describe a runner; nothing is loaded before it is entered.
+
+        Args:
+            name: shown beside its results.
+            signature: of the graph; its outputs are the ones compared.
+            block_size: K, rows a call writes behind the new context.
+            open_rounds: loads what drafts.
+        """
+        self.name = name
+        self._signature = signature
+        self._block_size = block_size
+        self._open = open_rounds
+        self._rounds: Rounds | None = None
+        self._seconds = 0.0
+
+    def __enter__(self) -> RoundRunner:
+        """Load."""
+        self._rounds = self._open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Free what was loaded."""
+        self._rounds = None
+
+    def get_input_metadata(self, use_numpy_dtypes: bool | None = None) -> Any:
+        """Return Polygraphy's table of what a round is fed: every input but the caches."""
+        from polygraphy.common import TensorMetadata
+
+        caches = {tensor.alias for tensor in self._signature.outputs}
+        metadata = TensorMetadata()
+        for tensor in self._signature.inputs:
+            if tensor.name not in caches:
+                shape = [size if isinstance(size, int) else None for size in tensor.shape]
+                metadata.add(tensor.name, dtype=np.dtype(tensor.dtype), shape=shape)
+        return metadata
+
+    def infer(self, feed_dict: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Draft one block.
+
+        Returns:
+            The graph's outputs; of the caches the rows that are valid after this call.
+        """
+        if self._rounds is None:
+            raise AssertionError("the runner is not active")
+        started = time.perf_counter()
+        outputs = self._rounds.run(feed_dict)
+        self._seconds = time.perf_counter() - started
+        new_rows, length = feed_dict["target_hidden"].shape[1], feed_dict["context_length"][0]
+        valid = int(length) + new_rows + self._block_size
+        return {
+            tensor.name: outputs[tensor.name][:, :, :valid]
+            if tensor.alias
+            else outputs[tensor.name]
+            for tensor in self._signature.outputs
+        }
+
+    def last_inference_time(self) -> float:
+        """Return the seconds of the last round."""
+        return self._seconds
+
+
+def onnxruntime_runner(model: Path) -> Any:
+    """Return Polygraphy's ONNX Runtime runner of a graph, not yet active: one thread, no spinning.
+
+    Raises:
+        BackendError: polygraphy or onnxruntime is missing.
+    """
+    require("polygraphy", "onnxruntime")
+    import onnxruntime
+    from polygraphy.backend.onnxrt import OnnxrtRunner
+
+    def load() -> Any:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3  # caches go in and out as arrays: copies are no news here
+        return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+    return OnnxrtRunner(load, name="onnxruntime")
+
+
+def require(*packages: str) -> None:
+    """Check that packages are installed.
+
+    Raises:
+        BackendError: one is missing; the hint names the extras.
+    """
+    import importlib.util
+
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BackendError(
+            f"parity needs the package {' and '.join(missing)}, which is not installed",
+            hint="pip install 'draftrt[validate,ort]'",
+        )
