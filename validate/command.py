@@ -117,7 +117,13 @@ def trajectories(
     reports = []
     if not is_json:
         click.echo(HEADING)
-    for one in check_trajectories(draft, target, expected, threshold=threshold):
+    for one in check_trajectories(
+        draft,
+        target,
+        expected,
+        threshold=threshold,
+        report=lambda line: click.echo(line, err=True),
+    ):
         reports.append(one)
         if not is_json:
             click.echo(as_line(one))

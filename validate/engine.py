@@ -1,0 +1,271 @@
+"""Everything at once: export, plan, check on ONNX Runtime, parity, a sample run.
+
+Each step is the function behind the command of the same name. A step that fails ends the work with
+its own error; what earlier steps finished stays where it is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftrt.bundle import Bundle, PlanEntry
+from draftrt.engines.build import build_plan
+from draftrt.engines.capabilities import Backend, precision_findings, sm_findings
+from draftrt.engines.environment import backend_version
+from draftrt.engines.options import BuildOptions
+from draftrt.errors import ParityError, collect
+from draftrt.runtime.load import load, open_graph
+from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.pair import Completion
+from draftrt.spec import Precision
+from draftrt.validate.parity import ParityReport, check_parity
+from draftrt.validate.runners import require
+
+T = TypeVar("T")
+DEFAULT_SMS = (86, 89, 120)
+DEFAULT_PROMPT = "Count from 3 by 2:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What the user chooses.
+
+    Attributes:
+        precision: of the bundle and its plan. A bf16 graph has no kernels on this CPU: the checks
+            and the sample run then use an fp32 export of the same drafter, which is not kept.
+        backend: builder of the plan.
+        sms: compute capabilities of the plan; empty only for classic TensorRT, which builds for
+            the GPU of the machine.
+        prompt: text the sample run goes on with.
+        max_tokens: most new tokens of the sample run.
+        with_run: whether to load the target and decode.
+    """
+
+    precision: Precision = Precision.FP16
+    backend: Backend = Backend.TENSORRT_RTX
+    sms: tuple[int, ...] = DEFAULT_SMS
+    prompt: str = DEFAULT_PROMPT
+    max_tokens: int = 64
+    with_run: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One finished step.
+
+    Attributes:
+        name: what was done.
+        result: what came out, in a few words.
+        seconds: wall time.
+    """
+
+    name: str
+    result: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class EngineReport:
+    """What was made and seen.
+
+    Attributes:
+        bundle: its folder.
+        bundle_bytes: size of its files without plans.
+        plan: the plan's record.
+        completion: the sample run; None when there was none.
+        steps: finished steps in order.
+    """
+
+    bundle: Path
+    bundle_bytes: int = 0
+    plan: PlanEntry | None = None
+    completion: Completion | None = None
+    steps: list[Step] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON data."""
+        done = self.completion
+        return {
+            "bundle": str(self.bundle),
+            "bundle_bytes": self.bundle_bytes,
+            "plan": None if self.plan is None else str(self.bundle / self.plan.file),
+            "plan_bytes": None if self.plan is None else self.plan.size_bytes,
+            "text": None if done is None else done.text,
+            "acceptance_length": None if done is None else done.stats.acceptance_length,
+            "steps": [
+                {"step": one.name, "result": one.result, "seconds": round(one.seconds, 2)}
+                for one in self.steps
+            ],
+        }
+
+
+def make_engine(
+    draft: Path,
+    target: Path,
+    out: Path,
+    options: EngineOptions,
+    report: Callable[[str], None] = lambda line: None,
+) -> EngineReport:
+    """Take a drafter and its target to a bundle with a plan, checked and tried.
+
+    Args:
+        draft: drafter checkpoint.
+        target: target checkpoint with tokenizer, run as a Hugging Face model.
+        out: bundle folder; a bundle that is there is replaced.
+        options: see `EngineOptions`.
+        report: gets one line whenever something starts or is done.
+
+    Raises:
+        UnsupportedError: an SM cannot be built for, or lacks the precision; before any work.
+        BackendError: a package is missing; before any work.
+        ParityError: the graph differs from the module, or the drafter changed the output.
+        DraftrtError: whatever a step raises.
+    """
+    check_request(options)
+    made = EngineReport(bundle=out)
+
+    def step(name: str, work: Callable[[], T], tell: Callable[[T], str]) -> T:
+        report(f"{name} ...")
+        started = perf_counter()
+        value = work()
+        made.steps.append(Step(name=name, result=tell(value), seconds=perf_counter() - started))
+        report(f"{name}: {made.steps[-1].result}")
+        return value
+
+    bundle = step(
+        "export", lambda: _export(draft, target, out, options.precision, report), _say_bundle
+    )
+    made.bundle_bytes = _size(bundle)
+    made.plan = step("plan", lambda: _build(out, options), _say_plan)
+    with _on_cpu(draft, target, out, options.precision, report) as checked:
+        step("onnxruntime", lambda: check_opens(checked), lambda count: f"{count} drafts a round")
+        step("parity", lambda: _parity(checked), _say_parity)
+        if options.with_run:
+            made.completion = step("run", lambda: _run(checked, target, options), _say_run)
+    return made
+
+
+def check_request(options: EngineOptions) -> None:
+    """Refuse what cannot succeed, before any work.
+
+    Raises:
+        UnsupportedError: an SM that the backend does not build for, or that lacks the precision.
+        BackendError: a package is missing.
+    """
+    collect(
+        sm_findings(options.backend, options.sms)
+        + precision_findings(options.backend, options.sms, options.precision)
+    )
+    backend_version(options.backend)
+    require("polygraphy", "onnxruntime", *(["transformers"] if options.with_run else []))
+
+
+def check_opens(path: Path) -> int:
+    """Open a bundle's graph in ONNX Runtime and draft one block from zero features.
+
+    Returns:
+        Drafts of the block.
+
+    Raises:
+        BundleError: a file is not what the manifest says.
+        ParityError: a drafted id is outside the target's vocabulary.
+    """
+    bundle = Bundle.open(path)
+    bundle.verify_hashes()
+    spec = bundle.drafter()
+    with open_graph(bundle) as session:
+        feeds: dict[str, NDArray[Any]] = {
+            "anchor": np.zeros(1, np.int64),
+            "target_hidden": np.zeros((1, 1, spec.feature_size), np.float32),
+            "context_length": np.zeros(1, np.int64),
+        }
+        ids = session.run(feeds)["draft_ids"][0]
+    vocab = spec.target_vocab_size or spec.input_vocab_size
+    if ids.shape != (spec.num_draft_tokens,) or ids.min() < 0 or ids.max() >= vocab:
+        raise ParityError(
+            f"{path}: got draft ids {ids.tolist()}, expected {spec.num_draft_tokens} from 0 to "
+            f"{vocab - 1}"
+        )
+    return len(ids)
+
+
+@contextmanager
+def _on_cpu(
+    draft: Path, target: Path, out: Path, precision: Precision, report: Callable[[str], None]
+) -> Iterator[Path]:
+    """Give a bundle that ONNX Runtime's CPU kernels can run."""
+    if precision is not Precision.BF16:
+        yield out
+        return
+    report("no bf16 kernels on this CPU: the checks and the run use an fp32 export of the drafter")
+    with tempfile.TemporaryDirectory(prefix="draftrt-fp32-") as name:
+        _export(draft, target, Path(name) / "bundle", Precision.FP32, report)
+        yield Path(name) / "bundle"
+
+
+def _export(
+    draft: Path, target: Path, out: Path, precision: Precision, report: Callable[[str], None]
+) -> Bundle:
+    from draftrt.export.pipeline import ExportOptions, export_bundle
+
+    options = ExportOptions(precision=precision, force=True)
+    return Bundle.open(export_bundle(draft, target, out, options, report))
+
+
+def _build(out: Path, options: EngineOptions) -> PlanEntry:
+    return build_plan(out, BuildOptions(backend=options.backend, sms=options.sms)).entry
+
+
+def _parity(path: Path) -> ParityReport:
+    from draftrt.validate.parity_report import as_text
+
+    found = check_parity(path)
+    if not found.is_same:
+        raise ParityError("\n".join(as_text(found)), hint="docs/accuracy.md says how to find where")
+    return found
+
+
+def _run(path: Path, target: Path, options: EngineOptions) -> Completion:
+    """Decode the prompt with the drafter and without, and demand the same ids."""
+    wanted = DecodeOptions(max_tokens=options.max_tokens)
+    with load(path, target=target) as pair:
+        done = pair.generate(options.prompt, wanted)
+        plain = pair.generate(options.prompt, wanted, speculate=False)
+    if done.token_ids != plain.token_ids:
+        raise ParityError(
+            f"the output with the drafter differs from the target's own: got "
+            f"{list(done.token_ids)}, expected {list(plain.token_ids)}"
+        )
+    return done
+
+
+def _size(bundle: Bundle) -> int:
+    return sum(entry.bytes for entry in bundle.manifest.files.values())
+
+
+def _say_bundle(bundle: Bundle) -> str:
+    entry = bundle.graph()
+    return f"{entry.precision.value}, opset {entry.opset}, {_size(bundle) / 1e6:.1f} MB"
+
+
+def _say_plan(plan: PlanEntry) -> str:
+    sms = ", ".join(str(sm) for sm in plan.sms)
+    return f"{plan.backend} {plan.backend_version}, SM {sms}, {plan.size_bytes / 1e6:.1f} MB"
+
+
+def _say_parity(found: ParityReport) -> str:
+    return f"same as PyTorch over {len(found.rounds)} rounds, {found.precision.value}"
+
+
+def _say_run(done: Completion) -> str:
+    length = done.stats.acceptance_length
+    return f"{len(done.token_ids)} tokens, the target's own; acceptance length {length:.2f}"

@@ -1,0 +1,112 @@
+"""``draftrt engine``: a drafter and its target to a checked bundle with a plan, in one go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+import click
+
+from draftrt.engines.capabilities import FACTS, Backend
+from draftrt.engines.command import parse_sms
+from draftrt.spec import Precision
+from draftrt.validate.engine import (
+    DEFAULT_PROMPT,
+    DEFAULT_SMS,
+    EngineOptions,
+    EngineReport,
+    make_engine,
+)
+from draftrt.validate.table import limited, render
+
+FOLDER = click.Path(path_type=Path)
+TEXT_LINES = 6
+
+
+@click.command()
+@click.argument("draft", type=FOLDER)
+@click.option("--target", required=True, type=FOLDER, help="Target checkpoint, with tokenizer.")
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=FOLDER,
+    help="Bundle folder to write; a bundle that is there is replaced.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice([one.value for one in Precision]),
+    default="fp16",
+    show_default=True,
+    help="Of the bundle and its plan. The CPU runs fp32 and fp16; for bf16 the checks use an fp32 "
+    "export that is not kept.",
+)
+@click.option(
+    "--sm",
+    "sms",
+    metavar="SM,...",
+    callback=parse_sms,
+    help="SMs that the plan runs on.  "
+    f"[default: {','.join(map(str, DEFAULT_SMS))}; with --backend tensorrt this machine's GPU]",
+)
+@click.option(
+    "--backend",
+    type=click.Choice([one.value for one in Backend]),
+    default=Backend.TENSORRT_RTX.value,
+    show_default=True,
+    help="Builder of the plan.",
+)
+@click.option(
+    "--prompt",
+    default=DEFAULT_PROMPT,
+    show_default=True,
+    help="Text the sample run goes on with.",
+)
+@click.option(
+    "--run/--no-run",
+    "with_run",
+    default=True,
+    help="Decode a sample on the CPU; the whole target is loaded for it.  [default: run]",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print the summary as JSON.")
+def engine(
+    draft: Path,
+    target: Path,
+    out: Path,
+    precision: str,
+    sms: tuple[int, ...] | None,
+    backend: str,
+    prompt: str,
+    with_run: bool,
+    is_json: bool,
+) -> None:
+    """Take the drafter in folder DRAFT and its target to a bundle with a TensorRT plan.
+
+    Exports, builds the plan (no GPU needed with tensorrt-rtx), opens the graph in ONNX Runtime,
+    compares it with PyTorch, and decodes a sample with and without the drafter.
+    """
+    chosen = Backend(backend)
+    options = EngineOptions(
+        precision=Precision(precision),
+        backend=chosen,
+        sms=sms if sms is not None else (() if FACTS[chosen].needs_gpu else DEFAULT_SMS),
+        prompt=prompt,
+        with_run=with_run,
+    )
+    made = make_engine(draft, target, out, options, lambda line: click.echo(line, err=True))
+    lines = [json.dumps(made.to_json(), indent=1)] if is_json else as_text(made, prompt)
+    click.echo("\n".join(lines))
+
+
+def as_text(made: EngineReport, prompt: str) -> list[str]:
+    """Return the summary: steps with their seconds, paths with their sizes, the sample's text."""
+    rows = [["step", "seconds", "result"]]
+    rows += [[one.name, f"{one.seconds:.1f}", one.result] for one in made.steps]
+    rows.append(["total", f"{sum(one.seconds for one in made.steps):.1f}", ""])
+    lines = [*render(rows), "", f"bundle  {made.bundle}  {made.bundle_bytes / 1e6:.1f} MB"]
+    if made.plan is not None:
+        path, size = made.bundle / made.plan.file, made.plan.size_bytes
+        lines.append(f"plan    {path}  {size / 1e6:.1f} MB, not run: that takes its GPU")
+    if made.completion is not None:
+        text = (prompt + made.completion.text).splitlines()
+        lines += ["", *(f"  {line[:96]}".rstrip() for line in limited(text, TEXT_LINES))]
+    return lines
