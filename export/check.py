@@ -89,8 +89,8 @@ def check_graph(
     if precision is Precision.BF16:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".twin-") as folder:
             twin = Path(folder) / path.name
-            _write_float32_twin(path, twin)
-            wide = {name: _widened(tensor) for name, tensor in tensors.items()}
+            write_float32_twin(path, twin)
+            wide = {name: widened(tensor) for name, tensor in tensors.items()}
             return _compare(
                 twin, spec, wide, Precision.FP32, max_context, "bf16 graph as its float32 twin"
             )
@@ -106,7 +106,7 @@ def _compare(
     what: str,
 ) -> list[str]:
     module = reference_module(spec, tensors, extra_outputs=("logits",), profile=Profile.FIXED)
-    session = _session(path)
+    session = open_session(path)
     rng = np.random.default_rng(0)
     caches = [
         cache.normal_(std=0.5, generator=torch.Generator().manual_seed(7)).numpy()
@@ -128,7 +128,8 @@ def _compare(
     return lines
 
 
-def _session(path: Path) -> Any:
+def open_session(path: Path) -> Any:
+    """Open a graph on ONNX Runtime's CPU provider; weights stay mapped, nothing is packed."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -196,7 +197,8 @@ def _ids_differ(want: dict[str, Any], ids: NDArray[Any], precision: Precision) -
     return f"draft ids {ids[0].tolist()}, expected {expected.tolist()}"
 
 
-def _widened(tensor: GraphTensor) -> GraphTensor:
+def widened(tensor: GraphTensor) -> GraphTensor:
+    """Return a bfloat16 weight as float32 with the same values; others as they are."""
     if tensor.dtype is not torch.bfloat16:
         return tensor
     from draftrt.export.checkpoint import from_tensor
@@ -206,7 +208,8 @@ def _widened(tensor: GraphTensor) -> GraphTensor:
     return GraphTensor(tensor.name, tensor.shape, torch.float32, ref)
 
 
-def _write_float32_twin(source: Path, path: Path) -> None:
+def write_float32_twin(source: Path, path: Path) -> None:
+    """Write a bf16 graph with every bfloat16 type replaced by float32."""
     import onnx
     from onnx import TensorProto, numpy_helper
 

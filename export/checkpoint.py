@@ -49,6 +49,7 @@ ITEMSIZE = {
 }
 FLOATS = ("float32", "float16", "bfloat16")
 MAX_HEADER_BYTES = 100_000_000
+MAX_RANK = 8
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -156,7 +157,11 @@ def read_headers(folder: Path) -> dict[str, TensorRef]:
             hint="give a local checkpoint folder; nothing is downloaded",
         )
     index = folder / INDEX
-    files = _indexed_files(index) if index.is_file() else sorted(folder.glob("*.safetensors"))
+    files = (
+        _indexed_files(index)
+        if index.is_file()
+        else sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    )
     if not files:
         raise _no_weights(folder)
     refs: dict[str, TensorRef] = {}
@@ -205,9 +210,13 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _indexed_files(index: Path) -> list[Path]:
     names = sorted(set(_weight_map(index).values()))
-    foreign = [name for name in names if Path(name).name != name]
+    foreign = [
+        name
+        for name in names
+        if Path(name).name != name or len(name.encode(errors="replace")) > 255
+    ]
     if foreign:
-        raise CheckpointError(f"{index}: shards outside the folder: {foreign[:3]}")
+        raise CheckpointError(f"{index}: shards outside the folder: {foreign[:3]!s:.200}")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise CheckpointError(
@@ -249,18 +258,32 @@ def _file_header(file: Path) -> list[TensorRef]:
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file}: broken header: {error!r:.200}") from error
     header.pop("__metadata__", None)
-    return [_entry(file, name, entry, 8 + length, size) for name, entry in header.items()]
+    entries = [_entry(file, name, entry, 8 + length) for name, entry in header.items()]
+    at = 8 + length
+    for ref, end in sorted(entries, key=lambda item: (item[0].offset, item[1])):
+        if ref.offset != at:
+            raise CheckpointError(f"{file}: {ref.name!r} lies at {ref.offset}, expected {at}")
+        at = end
+    if at != size:
+        raise CheckpointError(
+            f"{file}: got {size} bytes, expected {at} as its header says",
+            hint="the download is incomplete or damaged",
+        )
+    return [ref for ref, _ in entries]
 
 
-def _entry(file: Path, name: str, entry: Any, base: int, size: int) -> TensorRef:
+def _entry(file: Path, name: str, entry: Any, base: int) -> tuple[TensorRef, int]:
+    """Return a tensor of a header and the first byte after it."""
     try:
+        name.encode()
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
         dtype = DTYPES.get(entry["dtype"], str(entry["dtype"]))
-        if not all(
-            isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in (*shape, begin, end)
+        if len(shape) > MAX_RANK or not all(
+            isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 62
+            for v in (*shape, begin, end)
         ):
-            raise ValueError("sizes and offsets must be non-negative integers")
+            raise ValueError("shape and offsets must be non-negative integers")
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: broken entry {name!r}: {error!r:.200}") from error
     ref = TensorRef(name, dtype, shape, file, base + begin)
@@ -268,8 +291,4 @@ def _entry(file: Path, name: str, entry: Any, base: int, size: int) -> TensorRef
         raise CheckpointError(
             f"{file}: {name!r} has {end - begin} bytes, expected {ref.num_bytes} for {list(shape)}"
         )
-    if base + end > size:
-        raise CheckpointError(
-            f"{file}: {name!r} ends past the file's {size} bytes", hint="the download is incomplete"
-        )
-    return ref
+    return ref, base + end

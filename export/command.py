@@ -13,7 +13,7 @@ from draftrt.spec import Precision
 
 
 @click.command("export")
-@click.argument("draft", type=click.Path(path_type=Path))
+@click.argument("draft", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--target", required=True, type=click.Path(path_type=Path), help="Target checkpoint folder."
 )
@@ -53,9 +53,14 @@ from draftrt.spec import Precision
     multiple=True,
     help="Unknown config key without effect; repeatable.",
 )
+@click.option(
+    "--target-graph/--no-target-graph",
+    default=None,
+    help="Export the target's graph too; by default where its architecture is supported.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 def export(
-    draft: Path,
+    draft: Path | None,
     target: Path,
     out: Path,
     precision: str,
@@ -64,9 +69,10 @@ def export(
     outputs: tuple[str, ...],
     sample_from_anchor: bool | None,
     ignore_keys: tuple[str, ...],
+    target_graph: bool | None,
     force: bool,
 ) -> None:
-    """Trace the drafter in folder DRAFT into a bundle: one ONNX graph, tokenizer and manifest."""
+    """Trace the drafter in folder DRAFT and its target into a bundle; or the target alone."""
     options = ExportOptions(
         precision=Precision(precision),
         profile=Profile(profile),
@@ -74,6 +80,7 @@ def export(
         extra_outputs=outputs,
         sample_from_anchor=sample_from_anchor,
         ignore_keys=frozenset(ignore_keys),
+        target_graph=target_graph,
         force=force,
     )
     export_bundle(draft, target, out, options, report=lambda line: click.echo(line, err=True))

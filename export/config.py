@@ -54,6 +54,7 @@ def read_config(
     facts: Facts,
     shapes: Shapes,
     *,
+    stored_dtype: str = "bfloat16",
     sample_from_anchor: bool | None = None,
     ignore_keys: frozenset[str] = frozenset(),
 ) -> ConfigFacts:
@@ -62,6 +63,7 @@ def read_config(
     Args:
         facts: the config; findings are added to it and nothing is raised.
         shapes: canonical tensor name to shape, from the checkpoint's headers.
+        stored_dtype: element type of the checkpoint's tensors.
         sample_from_anchor: the user's own statement where the config is silent.
         ignore_keys: unknown keys the user declares to be without effect.
     """
@@ -72,7 +74,9 @@ def read_config(
         "backbone": kind.backbone,
         "checkpoint_format": kind.format,
     }
-    fields |= _dimensions(facts, kind)
+    for scope in ("dflash_config", "dspark_config", "speculators_config"):
+        facts.table(scope)
+    fields |= _dimensions(facts, kind, stored_dtype)
     types = read_layer_types(facts, body, fields["num_layers"])
     sinks = frozenset(
         i
@@ -85,7 +89,7 @@ def read_config(
     _check_sinks(facts, sinks)
     fields["rope"] = read_rope(facts, body, fields["head_dim"], types)
     fields |= read_block(facts, kind, sample_from_anchor)
-    fields |= read_taps(facts, kind, fields["num_layers"])
+    fields |= read_taps(facts, kind, fields["num_layers"], fields["hidden_size"])
     fields["markov"] = read_markov(facts, kind, shapes)
     fields["confidence"] = read_confidence(facts, kind, shapes, fields["markov"])
     fields["selector"], fields["conv"] = read_dflash2(facts, kind)
@@ -112,7 +116,7 @@ def read_config(
     return ConfigFacts(kind, fields, vocab, draft_vocab)
 
 
-def _dimensions(facts: Facts, kind: Kind) -> dict[str, Any]:
+def _dimensions(facts: Facts, kind: Kind, stored_dtype: str) -> dict[str, Any]:
     body = kind.body
     gemma = kind.backbone is Backbone.GEMMA4
     key_is_value = gemma and facts.flag(
@@ -149,9 +153,17 @@ def _dimensions(facts: Facts, kind: Kind) -> dict[str, Any]:
         "dtype",
         [f"{body}dtype", f"{body}torch_dtype", "dtype", "torch_dtype"],
         choices=("float32", "float16", "bfloat16"),
-        default="bfloat16",
-        why="not stated; tensors carry their own",
+        default=stored_dtype,
+        why="not stated; that of the tensors",
     )
+    value_scale = facts.real(
+        "attention_value_scale",
+        ["dflash_config.attention_value_scale", f"{body}attention_value_scale"],
+        default=1.0,
+        why="default 1",
+    )
+    if gemma and value_scale != 1.0:
+        facts.error("attention_value_scale in Gemma-4 layers is not supported", unsupported=True)
     return {
         "dtype": dtype,
         "hidden_size": facts.number("hidden_size", [f"{body}hidden_size"], low=2, high=size),
@@ -164,12 +176,7 @@ def _dimensions(facts: Facts, kind: Kind) -> dict[str, Any]:
         "head_dim": head_dim,
         "attention_k_eq_v": key_is_value,
         "attention_scale": 1.0 if gemma else head_dim**-0.5,
-        "attention_value_scale": facts.real(
-            "attention_value_scale",
-            ["dflash_config.attention_value_scale", f"{body}attention_value_scale"],
-            default=1.0,
-            why="default 1",
-        ),
+        "attention_value_scale": value_scale,
         "rms_norm_eps": facts.real(
             "rms_norm_eps", [f"{body}rms_norm_eps"], default=1e-6, why="default 1e-6"
         ),

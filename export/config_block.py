@@ -104,7 +104,7 @@ def _check_speculative_tokens(facts: Facts, block: int, anchor: bool) -> None:
         )
 
 
-def read_taps(facts: Facts, kind: Kind, num_layers: int) -> dict[str, Any]:
+def read_taps(facts: Facts, kind: Kind, num_layers: int, hidden_size: int) -> dict[str, Any]:
     """Resolve the tapped layers, the width of a tap and the target depth the config declares."""
     depth = None
     for path in ("dflash_config.num_target_layers", "num_target_layers"):
@@ -123,13 +123,13 @@ def read_taps(facts: Facts, kind: Kind, num_layers: int) -> dict[str, Any]:
         ["target_hidden_size"],
         low=1,
         high=1 << 24,
-        default=facts.raw(f"{kind.body}hidden_size"),
+        default=hidden_size,
         why=f"{kind.body}hidden_size",
     )
     return {
         "num_target_layers": depth,
         "target_hidden_size": width,
-        "target_layer_ids": _tap_ids(facts, depth, num_layers),
+        "target_layer_ids": _tap_ids(facts, kind, depth, num_layers),
     }
 
 
@@ -143,7 +143,7 @@ TAPS = (
 )
 
 
-def _tap_ids(facts: Facts, depth: int | None, num_layers: int) -> tuple[int, ...]:
+def _tap_ids(facts: Facts, kind: Kind, depth: int | None, num_layers: int) -> tuple[int, ...]:
     """Normalise every spelling to "output of decoder layer k, 0-based"."""
     claims: dict[str, tuple[int, ...]] = {}
     for path, shift in TAPS:
@@ -165,9 +165,10 @@ def _tap_ids(facts: Facts, depth: int | None, num_layers: int) -> tuple[int, ...
                 "features are concatenated in this order",
             )
         return ids
-    if depth is None or depth < 5:
+    if depth is None or kind.is_speculators or (depth < 5 and num_layers > 1):
         facts.error(
-            "target_layer_ids is missing, and without num_target_layers there is no default",
+            "target_layer_ids is missing, and there is a default only for a z-lab drafter that "
+            "states num_target_layers (5 or more)",
             "state the tapped layers; a wrong guess only shows as lost acceptance",
         )
         return (0,)

@@ -138,7 +138,7 @@ def _backbone(facts: Facts, body: str, architecture: str) -> Backbone:
         return by_name or Backbone.QWEN3
     found = MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
     if found is None:
-        if model_type not in MLA_TYPES | V4_TYPES:
+        if not isinstance(model_type, str) or model_type not in MLA_TYPES | V4_TYPES:
             facts.error(
                 f"{path}: {model_type!r:.60} layers are not supported, expected one of "
                 f"{sorted(MODEL_TYPES)}",
@@ -173,6 +173,8 @@ REFUSED: dict[str, str] = {
     "log_snr_conditioning": "log-SNR conditioning",
     "enable_qwen35_gated_q_proj": "gated query projections",
     "emb_dim": "the domino head's embedding",
+    "norm_before_residual": "EAGLE-3's order of norms",
+    "norm_before_fc": "EAGLE-3's order of norms",
 }
 
 
@@ -187,7 +189,8 @@ def refuse_backbones(facts: Facts, body: str, architecture: str) -> None:
         )
         facts.is_whole = False
 
-    model_type = facts.raw("model_type")
+    stated = facts.raw("model_type")
+    model_type = stated if isinstance(stated, str) else ""
     if (
         architecture.startswith("DeepseekV4")
         or model_type in V4_TYPES

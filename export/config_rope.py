@@ -16,6 +16,14 @@ beta_slow mscale mscale_all_dim truncate low_freq_factor high_freq_factor short_
 partial_rotary_factor mrope_section mrope_interleaved finetuned max_position_embeddings
 """
 KNOWN = frozenset(_KNOWN.split())
+POSITIVE = (
+    "factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "low_freq_factor",
+    "high_freq_factor",
+)
 
 
 def read_rope(facts: Facts, body: str, head_dim: int, layer_types: Sequence[str]) -> RopeSpec:
@@ -30,23 +38,15 @@ def read_rope(facts: Facts, body: str, head_dim: int, layer_types: Sequence[str]
     table, where = _parameters(facts, body, layer_types)
     theta = _theta(facts, body, table, where)
     kind = _type(facts, table, where)
-    partial = _real(facts, table, where, "partial_rotary_factor")
-    if partial is None:
-        partial = facts.raw(f"{body}partial_rotary_factor")
-        partial = (
-            1.0
-            if not isinstance(partial, (int, float)) or isinstance(partial, bool)
-            else float(partial)
-        )
-    if not 0 < partial <= 1:
-        facts.error(f"partial_rotary_factor: got {partial}, expected a share in (0, 1]")
-        partial = 1.0
+    partial = _partial(facts, body, table, where)
     rotary = head_dim if kind == "proportional" else int(head_dim * partial)
     if rotary % 2 or rotary < 2:
         facts.error(
             f"rotary dimensions: got {rotary} of head_dim {head_dim}, expected an even number"
         )
         rotary = 2
+    if kind == "dynamic" and rotary == 2:
+        facts.error(f"{where}: rope_type 'dynamic' needs more than 2 rotary dimensions")
     unknown = sorted(set(table) - KNOWN)
     if unknown:
         facts.error(f"{where}: unknown keys {unknown}", "remove them if they have no effect")
@@ -97,15 +97,17 @@ def _nested(
     table = facts.table(path)
     if not table:
         return None
-    used = [kind for kind in dict.fromkeys(layer_types) if isinstance(table.get(kind), dict)]
+    kinds = tuple(dict.fromkeys(layer_types))
+    used = [kind for kind in kinds if isinstance(table.get(kind), dict)]
+    flat = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    if len(flat) != len(table) and len(used) != len(kinds):
+        facts.error(
+            f"{path}: has entries for {sorted(set(table) - set(flat))}, expected one for each of "
+            f"the layers' types {sorted(kinds)}"
+        )
+    flat = {key: value for key, value in flat.items() if value is not None}
     if not used:
-        flat = {key: value for key, value in table.items() if not isinstance(value, dict)}
-        if len(flat) != len(table):
-            facts.error(
-                f"{path}: has entries {sorted(table)}, none for the layers' types "
-                f"{sorted(set(layer_types))}"
-            )
-        return {key: value for key, value in flat.items() if value is not None}, path
+        return flat, path
     entries = [
         {key: value for key, value in table[kind].items() if value is not None} for kind in used
     ]
@@ -115,7 +117,26 @@ def _nested(
             "drafters with one embedding a layer type are not supported",
             unsupported=True,
         )
+    theta, other = flat.get("rope_theta"), entries[0].get("rope_theta")
+    if theta is not None and theta != other:
+        facts.error(
+            f"{path}.rope_theta {theta!r:.40} and {path}.{used[0]}.rope_theta {other!r:.40} differ",
+            "keep the one the checkpoint was trained with",
+        )
     return entries[0], f"{path}.{used[0]}"
+
+
+def _partial(facts: Facts, body: str, table: dict[str, Any], where: str) -> float:
+    key = "partial_rotary_factor"
+    both = {f"{where}.{key}": table.get(key), f"{body}{key}": facts.raw(f"{body}{key}")}
+    stated = {path: value for path, value in both.items() if value is not None}
+    for path, value in stated.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
+            facts.error(f"{path}: got {value!r:.60}, expected a share in (0, 1]")
+            return 1.0
+    if len(set(stated.values())) > 1:
+        facts.error(f"{key} is stated with different values: {stated}")
+    return float(next(iter(stated.values()), 1.0))
 
 
 def _theta(facts: Facts, body: str, table: dict[str, Any], where: str) -> float:
@@ -205,16 +226,7 @@ def _scaling(
         original = facts.raw(f"{body}original_max_position_embeddings")
     if original is None and kind == "yarn":
         original = facts.raw(f"{body}max_position_embeddings")
-    for key in (
-        "factor",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "low_freq_factor",
-        "high_freq_factor",
-    ):
+    for key in (*POSITIVE, "mscale", "mscale_all_dim"):
         found[key] = _real(facts, table, where, key)
     for key in ("short_factor", "long_factor"):
         found[key] = _factors(facts, table, where, key, rotary // 2)
@@ -234,8 +246,12 @@ def _scaling(
     missing = [key for key in needs if found.get(key) is None]
     if missing:
         facts.error(f"{where}: rope_type {kind!r} needs {missing}")
-    if found["factor"] is not None and found["factor"] <= 0:
-        facts.error(f"{where}.factor: got {found['factor']}, expected a positive number")
+    for key in POSITIVE:
+        if found[key] is not None and found[key] <= 0:
+            facts.error(f"{where}.{key}: got {found[key]}, expected a positive number")
+    low, high = found["low_freq_factor"], found["high_freq_factor"]
+    if kind == "llama3" and low is not None and high is not None and low >= high:
+        facts.error(f"{where}: low_freq_factor {low} is not below high_freq_factor {high}")
     return found
 
 

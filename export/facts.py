@@ -17,6 +17,7 @@ from draftrt.errors import CheckpointError, DraftrtError, SpecError, Unsupported
 T = TypeVar("T")
 REQUIRED: Any = object()
 LARGEST = 1 << 40
+MAX_DEPTH = 32
 
 
 class Facts:
@@ -239,7 +240,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        CheckpointError: the file is missing, is not JSON, or is no object.
+        CheckpointError: the file is missing, is not JSON, is no object, or is nested too deeply.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -251,13 +252,25 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error!s:.200}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: got {_show(data)}, expected a JSON object")
+    if not _is_shallow(data):
+        raise CheckpointError(f"{path}: nested deeper than {MAX_DEPTH} levels")
     return data
 
 
+def _is_shallow(value: Any) -> bool:
+    """Whether all of a JSON value lies within `MAX_DEPTH` levels; never recurses."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for entry in level
+            if isinstance(entry, (dict, list))
+            for item in (entry.values() if isinstance(entry, dict) else entry)
+        ]
+    return not level
+
+
 def _show(value: Any) -> str:
-    text = (
-        repr(value)
-        if not isinstance(value, int) or abs(value) < 10**18
-        else f"{float('inf') if value > 10**300 else float(value):.3g}"
-    )
+    is_huge = isinstance(value, int) and abs(value) >= 10**18
+    text = f"an integer of {value.bit_length()} bits" if is_huge else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -82,8 +82,13 @@ def load_drafter(
         )
     names = canonicalise(refs)
     shapes = {name: ref.shape for name, ref in names.tensors.items()}
+    fusion = names.tensors.get("fc.weight")
     config = read_config(
-        facts, shapes, sample_from_anchor=sample_from_anchor, ignore_keys=ignore_keys
+        facts,
+        shapes,
+        stored_dtype=fusion.dtype if fusion and fusion.dtype in FLOATS else "bfloat16",
+        sample_from_anchor=sample_from_anchor,
+        ignore_keys=ignore_keys,
     )
     spec = _assemble(facts, config, names, target) if facts.is_whole else None
     findings += [*facts.findings]

@@ -9,6 +9,7 @@ Nothing here knows what a drafter is.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -116,6 +117,7 @@ def attend(
     mask: Tensor | None,
     scale: float,
     profile: Profile,
+    is_causal: bool = False,
 ) -> Tensor:
     """Attend over the first ``valid`` rows of a cache; every group of N/G heads shares a key head.
 
@@ -128,6 +130,8 @@ def attend(
             ``valid``. None: every valid row.
         scale: factor on the scores.
         profile: operators allowed when traced.
+        is_causal: the R queries are the last valid rows and see only up to themselves; with it
+            ``mask`` must be None.
 
     Returns:
         [1, N, R, D] in the query's dtype.
@@ -138,11 +142,14 @@ def attend(
             if mask is not None
             else (query, keys, values, None, None, None, valid)
         )
+        attributes: dict[str, Any] = {"scale": scale} | ({"is_causal": 1} if is_causal else {})
         return torch.onnx.ops.symbolic(
-            "Attention", inputs, {"scale": scale}, dtype=query.dtype, shape=query.shape, version=24
+            "Attention", inputs, attributes, dtype=query.dtype, shape=query.shape, version=24
         )
     if mask is None:
-        mask = (torch.arange(keys.shape[2], device=keys.device) < valid)[None, None, None]
+        count = query.shape[2]
+        ahead = torch.arange(count, device=keys.device)[:, None] - count if is_causal else -1
+        mask = (torch.arange(keys.shape[2], device=keys.device) <= valid + ahead)[None, None]
     return attend_plainly(query, keys, values, mask=mask, scale=scale)
 
 

@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry, Manifest, hash_files, new_bundle, sha256_of, write_manifest
-from draftrt.errors import collect
+from draftrt.errors import SpecError, UnsupportedError, collect
 from draftrt.export.assemble import graph_tensors
 from draftrt.export.check import check_file, check_graph
+from draftrt.export.decoder_config import read_decoder
 from draftrt.export.drafter import Drafter
 from draftrt.export.graph_file import flexible_path, write_graph
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.ops import Profile
 from draftrt.export.signature import CAPACITY, draft_signature
-from draftrt.export.target import check_tokenizer, read_target
+from draftrt.export.target import Target, check_tokenizer, read_target
+from draftrt.export.target_graph import write_target_graph
 from draftrt.export.trace import trace
 from draftrt.export.weights import placeholders
 from draftrt.provenance import command_line, now, tool_versions
-from draftrt.spec import Precision
+from draftrt.spec import DecoderSpec, Precision
 
 GRAPH = "draft.onnx"
 TOKENIZER_FILES = (
@@ -45,6 +47,8 @@ class ExportOptions:
         extra_outputs: further outputs of the graph (``logits``, ``hidden``, ...).
         sample_from_anchor: alignment where the config leaves it open.
         ignore_keys: unknown config keys declared to be without effect.
+        target_graph: whether the target's graph is exported too; None: where it can be, and said
+            where it cannot.
         force: replace an existing bundle.
     """
 
@@ -54,20 +58,24 @@ class ExportOptions:
     extra_outputs: tuple[str, ...] = ()
     sample_from_anchor: bool | None = None
     ignore_keys: frozenset[str] = field(default_factory=frozenset)
+    target_graph: bool | None = None
     force: bool = False
 
 
+Report = Callable[[str], None]
+
+
 def export_bundle(
-    draft: Path,
+    draft: Path | None,
     target: Path,
     out: Path,
     options: ExportOptions,
-    report: Callable[[str], None] = lambda line: None,
+    report: Report = lambda line: None,
 ) -> Path:
-    """Export a drafter into a bundle.
+    """Export a drafter and its target, or a target alone, into a bundle.
 
     Args:
-        draft: drafter checkpoint.
+        draft: drafter checkpoint; None for a target alone.
         target: target checkpoint, with tokenizer.
         out: bundle folder to write.
         options: precision, profile, context.
@@ -78,29 +86,78 @@ def export_bundle(
     """
     model = read_target(target)
     findings, warnings = check_tokenizer(target, model.spec)
-    loaded = load_drafter(
-        draft, model, sample_from_anchor=options.sample_from_anchor, ignore_keys=options.ignore_keys
-    )
+    loaded = None
+    if draft is not None:
+        loaded = load_drafter(
+            draft,
+            model,
+            sample_from_anchor=options.sample_from_anchor,
+            ignore_keys=options.ignore_keys,
+        )
+        warnings += loaded.spec.warnings
     collect(findings)
-    for line in (*warnings, *loaded.spec.warnings):
+    decoder = _decoder(model, options, loaded is None, report)
+    for line in warnings:
         report(f"warning: {line}")
     with new_bundle(out, force=options.force) as folder:
-        entry = write_draft_graph(loaded, folder, options, report)
+        graphs = {}
+        context = _max_context(loaded, decoder, options)
+        if loaded is not None:
+            graphs["draft"] = write_draft_graph(loaded, folder, options, report, context)
+        if decoder is not None:
+            graphs["target"] = write_target_graph(
+                decoder,
+                target,
+                folder,
+                loaded.spec.target_layer_ids if loaded is not None else (),
+                precision=options.precision,
+                profile=options.profile,
+                max_context=context,
+                report=report,
+            )
         _copy_tokenizer(target, folder / "tokenizer")
-        write_manifest(
-            folder,
-            _manifest(loaded, {"draft": entry}, folder, {"target_path": str(target.resolve())}),
-        )
+        notes = {"target_path": str(target.resolve())}
+        write_manifest(folder, _manifest(model, loaded, decoder, graphs, folder, notes))
     report(f"bundle: {out}")
     return out
 
 
+def _decoder(
+    model: Target, options: ExportOptions, is_alone: bool, report: Report
+) -> DecoderSpec | None:
+    """Resolve the target's layers; without an explicit wish, an unsupported one is only told."""
+    if options.target_graph is False and not is_alone:
+        return None
+    try:
+        return read_decoder(model)
+    except (UnsupportedError, SpecError) as error:
+        if options.target_graph is True or is_alone:
+            raise
+        report(f"target graph: left out. {error.message}. The Hugging Face port runs this target.")
+        return None
+
+
+def _max_context(
+    loaded: LoadedDrafter | None, decoder: DecoderSpec | None, options: ExportOptions
+) -> int:
+    declared = [
+        spec.rope.max_position_embeddings
+        for spec in (loaded.spec if loaded is not None else None, decoder)
+        if spec is not None
+    ]
+    return options.max_context or min(DEFAULT_CONTEXT, *declared)
+
+
 def write_draft_graph(
-    loaded: LoadedDrafter, folder: Path, options: ExportOptions, report: Callable[[str], None]
+    loaded: LoadedDrafter,
+    folder: Path,
+    options: ExportOptions,
+    report: Report,
+    max_context: int | None = None,
 ) -> GraphEntry:
     """Trace, write and check the draft graph of a checked drafter; return its manifest entry."""
     spec, precision = loaded.spec, options.precision
-    context = options.max_context or min(DEFAULT_CONTEXT, spec.rope.max_position_embeddings)
+    context = max_context or _max_context(loaded, None, options)
     if context > spec.rope.max_position_embeddings:
         report(
             f"warning: max_context {context} is beyond the {spec.rope.max_position_embeddings} "
@@ -142,25 +199,26 @@ def write_draft_graph(
 
 
 def _manifest(
-    loaded: LoadedDrafter, graphs: dict[str, GraphEntry], folder: Path, notes: dict[str, Any]
+    target: Target,
+    loaded: LoadedDrafter | None,
+    decoder: DecoderSpec | None,
+    graphs: dict[str, GraphEntry],
+    folder: Path,
+    notes: dict[str, Any],
 ) -> Manifest:
-    target = loaded.target
-    assert target is not None
-    inputs = {
-        f"draft/{path.name}": sha256_of(path)
-        for path in sorted(
-            {
-                ref.file
-                for ref in loaded.tensors.values()
-                if ref.file is not None and ref.file.parent == loaded.folder
-            }
-            | {loaded.folder / "config.json"}
-        )
-    }
-    if target.folder is not None:
-        inputs["target/config.json"] = sha256_of(target.folder / "config.json")
+    assert target.folder is not None
+    inputs = {}
+    if loaded is not None:
+        files = {
+            ref.file
+            for ref in loaded.tensors.values()
+            if ref.file is not None and ref.file.parent == loaded.folder
+        }
+        for path in sorted(files | {loaded.folder / "config.json"}):
+            inputs[f"draft/{path.name}"] = sha256_of(path)
+    inputs["target/config.json"] = sha256_of(target.folder / "config.json")
     return Manifest(
-        drafter=loaded.spec,
+        drafter=None if loaded is None else loaded.spec,
         target=target.spec,
         graphs=graphs,
         files=hash_files(folder),
@@ -169,6 +227,7 @@ def _manifest(
         command=command_line(),
         created=now(),
         notes=notes,
+        decoder=decoder,
     )
 
 

@@ -133,7 +133,9 @@ def _quantised(refs: Mapping[str, TensorRef]) -> DraftrtError | None:
         if layout is not None:
             layouts.setdefault(layout, name)
     packed = [
-        name for name, ref in refs.items() if name.endswith("weight") and (ref.dtype not in FLOATS)
+        name
+        for name, ref in refs.items()
+        if name.endswith("weight") and ref.dtype not in (*FLOATS, "float64")
     ]
     if packed and not layouts:
         layouts[f"dtype {refs[packed[0]].dtype}"] = packed[0]

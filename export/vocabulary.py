@@ -44,6 +44,7 @@ def read_vocabulary(
     )
     mapping = _vocab_map(facts, config, tensors, vocab)
     _check_markov_rows(facts, tensors, vocab)
+    _check_candidates(facts, config, vocab)
     if mapping is not VocabMap.IDENTITY and config.fields["selector"] is not None:
         facts.error(
             "a reduced vocabulary together with the DFlash2 selector is not supported",
@@ -70,6 +71,12 @@ def _input_table(
         if own.shape[0] != declared:
             facts.error(f"vocab_size: got {declared}, but {own.name} has {own.shape[0]} rows")
         facts.say("input_vocab_size", f"tensor {own.name}")
+        if target is not None and own.shape[0] < target.spec.vocab_size:
+            facts.error(
+                f"{own.name} has {own.shape[0]} rows, expected at least the target's "
+                f"{target.spec.vocab_size}",
+                "the anchor may be any token of the target",
+            )
         return TableSource.DRAFT, own.shape[0]
     facts.say("embed_source", "no embed_tokens in the checkpoint: borrowed")
     table = None if target is None else target.tables.get(EMBED)
@@ -133,10 +140,11 @@ def _vocab_map(facts: Facts, config: ConfigFacts, tensors: Tensors, vocab: int |
     table = ref.read_integers()
     offsets = np.arange(size) + table
     if vocab is None:
+        mask = tensors.get("t2d")
         vocab = (
-            int(max(offsets.max(), table.max())) + 1
-            if "t2d" not in tensors
-            else tensors["t2d"].shape[0]
+            mask.shape[0]
+            if mask is not None and len(mask.shape) == 1
+            else int(max(offsets.max(), table.max())) + 1
         )
     if size >= vocab:
         if np.array_equal(table, np.zeros_like(table)) or np.array_equal(table, np.arange(size)):
@@ -177,10 +185,21 @@ def _read_reduced(
             "the map is broken or belongs to another target",
         )
         return VocabMap.OFFSET
+    if kept is None and len(good) == 2 and bool((np.diff(table) > 0).all()):
+        facts.warnings.append(
+            "d2t could hold offsets or absolute ids, and there is no t2d to tell: read as offsets"
+        )
     if good[0] is VocabMap.ABSOLUTE:
         facts.warnings.append("d2t holds absolute target ids, not offsets; read as such")
     facts.say("vocab_map", f"tensor d2t, read as {good[0].value}")
     return good[0]
+
+
+def _check_candidates(facts: Facts, config: ConfigFacts, vocab: int | None) -> None:
+    selector = config.fields["selector"]
+    drafted = min(config.draft_vocab_size, vocab or config.draft_vocab_size)
+    if selector is not None and selector.top_k > drafted:
+        facts.error(f"selector_top_k: got {selector.top_k}, expected at most {drafted} draft ids")
 
 
 def _check_markov_rows(facts: Facts, tensors: Tensors, vocab: int | None) -> None:

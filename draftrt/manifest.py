@@ -1,0 +1,105 @@
+"""What a bundle says about itself: graphs, plans, files, facts, provenance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftrt.signature import Signature
+from draftrt.spec import DecoderSpec, DrafterSpec, Precision, TargetSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphEntry:
+    """One ONNX graph of a bundle.
+
+    Attributes:
+        file: ONNX file, relative to the bundle.
+        data: file of its external data.
+        precision: element type of weights and caches.
+        profile: ``fixed`` (opset 24, cache written in place) or ``compat`` (opset 20 operators).
+        opset: ONNX opset version.
+        max_context: rows of each cache, L.
+        signature: inputs and outputs.
+        flexible: the same graph over the same data with the rows of its caches open (size ``L``),
+            for backends that can grow them; empty where there is none.
+    """
+
+    file: str
+    data: str
+    precision: Precision
+    profile: str
+    opset: int
+    max_context: int
+    signature: Signature
+    flexible: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEntry:
+    """One TensorRT plan of a bundle.
+
+    Attributes:
+        file: plan file, relative to the bundle.
+        log: kept build log.
+        graph: name of the graph it was built from.
+        graph_sha256: hash of that graph's ONNX file at build time.
+        backend: ``tensorrt-rtx`` or ``tensorrt``.
+        backend_version: its version.
+        sms: compute capabilities it runs on, as 86, 89, 120.
+        options: build options as text, name to value.
+        build_seconds: wall time of the build.
+        peak_rss_bytes: peak resident memory of the build process.
+        size_bytes: size of the plan.
+    """
+
+    file: str
+    log: str
+    graph: str
+    graph_sha256: str
+    backend: str
+    backend_version: str
+    sms: tuple[int, ...]
+    options: dict[str, str]
+    build_seconds: float
+    peak_rss_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """Size and hash of one file of a bundle."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything a bundle says about itself.
+
+    Attributes:
+        drafter: the drafter's facts with provenance; None for a target exported alone.
+        target: the target's facts with provenance.
+        graphs: graph name (``draft``, ``target``) to its entry.
+        plans: plan file to its entry.
+        files: every other file of the bundle, relative path to size and hash.
+        inputs: what it was made from: name to sha256 (draft weights and config, target config).
+        tools: package name to version.
+        command: command line that wrote it.
+        created: UTC time, ISO 8601.
+        notes: measured or chosen values that later stages read, name to JSON value.
+        decoder: the target's layers, where its graph was exported.
+    """
+
+    drafter: DrafterSpec | None
+    target: TargetSpec
+    graphs: dict[str, GraphEntry]
+    files: dict[str, FileEntry]
+    inputs: dict[str, str]
+    tools: dict[str, str]
+    command: str
+    created: str
+    plans: dict[str, PlanEntry] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+    decoder: DecoderSpec | None = None

@@ -1,0 +1,176 @@
+"""A dense decoder target as one function of ids, lengths and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftrt.export import ops, rope
+from draftrt.export.activations import ACTIVATIONS
+from draftrt.export.ops import Profile
+from draftrt.export.view import View, mask_of
+from draftrt.export.weights import Weights, register
+from draftrt.spec import DecoderSpec, LayerSpec
+
+
+class Decoder(nn.Module):
+    """Greedy ids, logits and tapped hidden states of new tokens, over fixed caches.
+
+    Attributes:
+        spec: the layers.
+        taps: decoder layers whose outputs are returned, 0-based; -1 is the embedding output.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        tensors: Mapping[str, Tensor],
+        *,
+        taps: tuple[int, ...] = (),
+        profile: Profile = Profile.FIXED,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.taps = taps
+        self._profile = profile
+        self._weights = register(self, tensors)
+
+    def forward(
+        self, input_ids: Tensor, context_length: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run new tokens through the target.
+
+        Args:
+            input_ids: [1, R] int64; position of the first is ``context_length``.
+            context_length: [1] int64, cache rows committed before this call.
+            caches: for each layer keys and values, [1, G, L, D] each.
+
+        Returns:
+            ``next_ids`` [1, R] int64, ``logits`` [1, R, V] float32, with taps ``features``
+            [1, R, m * H] float32 in the order of the taps, then the caches with R rows written.
+        """
+        spec, w = self.spec, self._weights
+        view, masks = self._view(input_ids.shape[1], context_length, caches[0].shape[2])
+        x = F.embedding(input_ids[0], w("model.embed_tokens.weight")).float()
+        states = {-1: x}
+        written: list[Tensor] = []
+        for index, (keys, values) in enumerate(zip(caches[::2], caches[1::2], strict=True)):
+            layer = w.below(f"model.layers.{index}")
+            mask = masks.get(spec.windows[index])
+            attended, keys, values = self._attention(layer, x, view, mask, keys, values)
+            x = x + attended
+            x = x + self._mlp(layer, x)
+            written += (keys, values)
+            states[index] = x
+        hidden = ops.rms_norm(x, w("model.norm.weight"), spec.rms_norm_eps)
+        head = "model.embed_tokens.weight" if self._shares_head() else "lm_head.weight"
+        logits = ops.linear(hidden, w(head)).float()
+        out = [logits.argmax(dim=-1)[None], logits[None]]
+        if self.taps:
+            out.append(torch.cat([states[tap] for tap in self.taps], dim=-1)[None])
+        return (*out, *written)
+
+    def _shares_head(self) -> bool:
+        return self.spec.tie_word_embeddings and self.spec.table_rows == self.spec.vocab_size
+
+    def _view(
+        self, rows: int, context_length: Tensor, capacity: int
+    ) -> tuple[View, dict[int | None, Tensor]]:
+        positions = torch.arange(rows, device=context_length.device) + context_length
+        valid = context_length + rows
+        cos, sin = rope.rows(self.spec.rope, self._weights, positions, valid)
+        masks: dict[int | None, Tensor] = {}
+        for window in dict.fromkeys(self.spec.windows):
+            if window is not None:
+                rule = LayerSpec(is_causal=True, window=window)
+                masks[window] = mask_of(rule, positions, rows, capacity)
+        return View(context_length, valid, rows, positions, cos, sin, {}), masks
+
+    def _attention(
+        self,
+        layer: Weights,
+        x: Tensor,
+        view: View,
+        mask: Tensor | None,
+        keys: Tensor,
+        values: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        spec, w, eps = self.spec, layer.below("self_attn"), self.spec.rms_norm_eps
+        u = ops.rms_norm(x, layer("input_layernorm.weight"), eps)
+        heads = {}
+        for name, count in (
+            ("q", spec.num_heads),
+            ("k", spec.num_kv_heads),
+            ("v", spec.num_kv_heads),
+        ):
+            rows = ops.linear(u, w(f"{name}_proj.weight"), w.get(f"{name}_proj.bias"))
+            heads[name] = rows.reshape(-1, count, spec.head_dim)
+        rotated = {}
+        interleaved = spec.rope.layout.value == "interleaved"
+        for name in ("q", "k"):
+            part = heads[name]
+            if spec.qk_norm:
+                part = ops.rms_norm(part, w(f"{name}_norm.weight"), eps)
+            part = part.float().transpose(0, 1)[None]
+            rotated[name] = ops.rotate(
+                part, view.cos, view.sin, interleaved=interleaved, profile=self._profile
+            ).to(keys.dtype)
+        keys = ops.write_cache(keys, rotated["k"], view.start, self._profile)
+        new_values = heads["v"].to(values.dtype).transpose(0, 1)[None]
+        values = ops.write_cache(values, new_values, view.start, self._profile)
+        out = ops.attend(
+            rotated["q"],
+            keys,
+            values,
+            valid=view.valid,
+            mask=mask,
+            scale=spec.head_dim**-0.5,
+            profile=self._profile,
+            is_causal=mask is None,
+        )
+        out = out[0].transpose(0, 1).reshape(-1, spec.num_heads * spec.head_dim)
+        return ops.linear(out, w("o_proj.weight"), w.get("o_proj.bias")).float(), keys, values
+
+    def _mlp(self, layer: Weights, x: Tensor) -> Tensor:
+        w = layer.below("mlp")
+        u = ops.rms_norm(x, layer("post_attention_layernorm.weight"), self.spec.rms_norm_eps)
+        gate = ops.linear(u, w("gate_proj.weight"), w.get("gate_proj.bias"))
+        up = ops.linear(u, w("up_proj.weight"), w.get("up_proj.bias"))
+        inner = ACTIVATIONS[self.spec.activation](gate) * up
+        return ops.linear(inner, w("down_proj.weight"), w.get("down_proj.bias")).float()
+
+
+def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Return every tensor of a decoder, checkpoint name to shape."""
+    hidden, dim, inner = spec.hidden_size, spec.head_dim, spec.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (spec.table_rows, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not spec.tie_word_embeddings or spec.table_rows != spec.vocab_size:
+        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
+    rows = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim, "v": spec.num_kv_heads * dim}
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.o_proj.weight": (hidden, rows["q"]),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    layer |= {f"self_attn.{name}_proj.weight": (size, hidden) for name, size in rows.items()}
+    if spec.qkv_bias:
+        layer |= {f"self_attn.{name}_proj.bias": (size,) for name, size in rows.items()}
+    if spec.output_bias:
+        layer["self_attn.o_proj.bias"] = (hidden,)
+    if spec.mlp_bias:
+        layer |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,)}
+        layer["mlp.down_proj.bias"] = (hidden,)
+    if spec.qk_norm:
+        layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+    for index in range(spec.num_layers):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
