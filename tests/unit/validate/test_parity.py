@@ -1,0 +1,101 @@
+"""What parity compares, and how a round is judged; the graphs themselves run in tests/parity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from numpy.typing import NDArray
+
+from draftrt.cli import group
+from draftrt.export.load import load_drafter
+from draftrt.spec import DrafterSpec
+from draftrt.validate.parity import Judge, plan_rounds
+from draftrt.validate.tolerances import Limit
+from draftrt.validate.toys import Kind, ToyDrafter, write_drafter
+
+EXACT = Limit(reason="test")
+MOST = Limit(agreement=0.7, reason="test")
+CLOSE = Limit(atol=0.1, reason="test")
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> DrafterSpec:
+    toy = ToyDrafter(kind=Kind.ZLAB_DFLASH, block_size=8)  # 7 drafts
+    return load_drafter(write_drafter(tmp_path_factory.mktemp("toy"), toy), None).spec
+
+
+def test_rounds_cover_none_some_and_all_accepted_short_and_to_the_last_row(
+    spec: DrafterSpec,
+) -> None:
+    rounds = [(one.context_length, one.new_rows) for one in plan_rounds(spec, 100, 4)]
+    assert rounds[:4] == [(0, 5), (5, 1), (6, 4), (10, 8)]
+    assert rounds[4:] == [(0, 79), (79, 1), (80, 4), (84, 8)]
+    assert sum(rounds[-1]) + spec.block_size == 100
+
+
+def test_a_small_cache_gets_the_rounds_that_fit(spec: DrafterSpec) -> None:
+    for capacity in range(spec.block_size + 2, 40):
+        rounds = plan_rounds(spec, capacity, 6)
+        assert all(one.new_rows >= 1 for one in rounds)
+        ends = [one.context_length + one.new_rows + spec.block_size for one in rounds]
+        assert max(ends) == capacity
+
+
+def outputs(ids: list[int], *, logit: float = 0.0) -> dict[str, NDArray[Any]]:
+    logits = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
+    logits[:, -1] += logit
+    return {"draft_ids": np.array([ids]), "logits": logits, "hidden": logits}
+
+
+def limits(ids: Limit) -> dict[str, Limit]:
+    return {"draft_ids": ids, "logits": CLOSE, "hidden": CLOSE}
+
+
+def test_exact_ids_fail_at_one_flip() -> None:
+    judge = Judge(limits(EXACT), is_sequential=True)
+    assert all(judge(outputs([1, 2, 3, 4]), outputs([1, 2, 3, 4])).values())
+    found = judge(outputs([1, 2, 3, 4]), outputs([1, 2, 3, 5]))
+    assert [name for name, one in found.items() if not one] == ["draft_ids"]
+    assert judge.shares() == {}
+
+
+def test_flips_that_limits_allow_are_counted_over_all_rounds() -> None:
+    judge = Judge(limits(MOST), is_sequential=False)
+    for ids in ([1, 2, 3, 4], [1, 2, 0, 0], [1, 2, 3, 4]):
+        assert all(judge(outputs([1, 2, 3, 4]), outputs(ids)).values())
+    share = judge.shares()["draft_ids"]
+    assert (bool(share), share.num_equal, share.num_compared) == (True, 10, 12)
+    for _ in range(2):
+        judge(outputs([1, 2, 3, 4]), outputs([9, 9, 9, 9]))
+    assert not judge.shares()["draft_ids"]
+    assert judge.shares()["draft_ids"].problem == "10 of 20 agree, expected 70%"
+
+
+def test_rows_behind_a_flip_are_left_out_of_a_sequential_head_only() -> None:
+    want, got = outputs([1, 2, 3, 4]), outputs([1, 0, 3, 4], logit=5.0)
+    sequential = Judge(limits(MOST), is_sequential=True)(want, got)
+    assert bool(sequential["logits"])
+    assert not sequential["hidden"]  # the backbone's rows do not depend on the drafts
+    assert sequential["draft_ids"].num_compared == 2
+    parallel = Judge(limits(MOST), is_sequential=False)(want, got)
+    assert not parallel["logits"]
+
+
+def test_a_lost_draft_is_a_difference_whatever_the_limit() -> None:
+    judge = Judge(limits(MOST), is_sequential=True)
+    assert not judge(outputs([1, 2, 3, 4]), outputs([1, 2, 3]))["draft_ids"]
+
+
+def test_what_is_no_bundle_is_not_checked(tmp_path: Path) -> None:
+    done = CliRunner().invoke(group, ["validate", "parity", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "no manifest.json there" in done.stderr
+
+
+def test_too_few_rounds_to_cover_every_acceptance_are_wrong_usage(tmp_path: Path) -> None:
+    done = CliRunner().invoke(group, ["validate", "parity", str(tmp_path), "--rounds", "3"])
+    assert done.exit_code == 2
