@@ -130,6 +130,8 @@ def make_engine(
         ParityError: the graph differs from the module, or the drafter changed the output.
         DraftrtError: whatever a step raises.
     """
+    from draftrt.export.pipeline import ExportOptions, export_bundle
+
     check_request(options)
     made = EngineReport(bundle=out)
 
@@ -141,8 +143,11 @@ def make_engine(
         report(f"{name}: {made.steps[-1].result}")
         return value
 
+    chosen = ExportOptions(precision=options.precision, force=True)
     bundle = step(
-        "export", lambda: _export(draft, target, out, options.precision, report), _say_bundle
+        "export",
+        lambda: Bundle.open(export_bundle(draft, target, out, chosen, report)),
+        _say_bundle,
     )
     made.bundle_bytes = _size(bundle)
     made.plan = step("plan", lambda: _build(out, options), _say_plan)
@@ -203,22 +208,15 @@ def _on_cpu(
     draft: Path, target: Path, out: Path, precision: Precision, report: Callable[[str], None]
 ) -> Iterator[Path]:
     """Give a bundle that ONNX Runtime's CPU kernels can run."""
+    from draftrt.export.pipeline import ExportOptions, export_bundle
+
     if precision is not Precision.BF16:
         yield out
         return
     report("no bf16 kernels on this CPU: the checks and the run use an fp32 export of the drafter")
     with tempfile.TemporaryDirectory(prefix="draftrt-fp32-") as name:
-        _export(draft, target, Path(name) / "bundle", Precision.FP32, report)
-        yield Path(name) / "bundle"
-
-
-def _export(
-    draft: Path, target: Path, out: Path, precision: Precision, report: Callable[[str], None]
-) -> Bundle:
-    from draftrt.export.pipeline import ExportOptions, export_bundle
-
-    options = ExportOptions(precision=precision, force=True)
-    return Bundle.open(export_bundle(draft, target, out, options, report))
+        options = ExportOptions(precision=Precision.FP32, target_graph=False)
+        yield export_bundle(draft, target, Path(name) / "bundle", options, report)
 
 
 def _build(out: Path, options: EngineOptions) -> PlanEntry:

@@ -1,14 +1,16 @@
 """The exported graph against the PyTorch module it came from, through Polygraphy's comparator.
 
 Both are rebuilt from the bundle alone and draft the same rounds with caches of their own: a short
-and a long sequence, with none, some and all of the drafts accepted.
+and a long sequence, with none, some and all of the drafts accepted. A graph that is there a second
+time with the rows of its caches open is compared as well, each sequence with caches just large
+enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.bundle import Bundle, GraphEntry
+from draftrt.bundle import Bundle
 from draftrt.errors import BackendError
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.compare import Finding, compare_ids, compare_values
@@ -36,10 +38,14 @@ class PlannedRound:
     Attributes:
         context_length: rows committed before it; 0 starts a sequence.
         new_rows: T, rows of new context.
+        capacity: rows of the caches.
+        graph: ONNX file.
     """
 
     context_length: int
     new_rows: int
+    capacity: int
+    graph: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +99,14 @@ def check_parity(path: Path | str, *, num_rounds: int = DEFAULT_ROUNDS) -> Parit
         )
     require("polygraphy", "onnxruntime")
     limits = {t.name: limit_of(BACKEND, entry.precision, t.name) for t in entry.signature.outputs}
-    rounds = plan_rounds(spec, entry.max_context, num_rounds)
     judge = Judge(limits, is_sequential=spec.markov is not None or spec.selector is not None)
-    findings = _compare(bundle, spec, entry, rounds, judge)
+    rounds, findings = [], []
+    for file in filter(None, (entry.file, entry.flexible)):
+        planned = plan_rounds(spec, entry.max_context, num_rounds)
+        if file == entry.file:
+            planned = [replace(one, capacity=entry.max_context) for one in planned]
+        findings += _compare(bundle, spec, file, planned, judge)
+        rounds += [replace(one, graph=file) for one in planned]
     return ParityReport(
         bundle=bundle.path,
         backend=BACKEND,
@@ -108,10 +119,11 @@ def check_parity(path: Path | str, *, num_rounds: int = DEFAULT_ROUNDS) -> Parit
 
 
 def plan_rounds(spec: DrafterSpec, max_context: int, num_rounds: int) -> list[PlannedRound]:
-    """Return the rounds of a short sequence, then of one that ends at the cache's last row.
+    """Return the rounds of a short sequence, then of one that fills all rows of the caches.
 
     After a sequence's first round the number of new rows goes through one (no draft was
-    accepted), half the drafts and all of them; rounds that would not fit the cache are left out.
+    accepted), half the drafts and all of them; rounds that would not fit are left out. The
+    capacity of each is what its sequence needs.
     """
     drafts, room = spec.num_draft_tokens, max_context - spec.block_size
     wanted = list(islice(cycle((1, 1 + drafts // 2, 1 + drafts)), num_rounds - 1))
@@ -119,14 +131,14 @@ def plan_rounds(spec: DrafterSpec, max_context: int, num_rounds: int) -> list[Pl
         wanted.pop()
     left = room - sum(wanted)
     return [
-        PlannedRound(context_length=length, new_rows=rows)
-        for first in sorted({min(SHORT, left), left})
-        for length, rows in _lengths([first, *wanted])
+        PlannedRound(
+            context_length=sum(rows[:index]),
+            new_rows=count,
+            capacity=sum(rows) + spec.block_size,
+        )
+        for rows in [[first, *wanted] for first in sorted({min(SHORT, left), left})]
+        for index, count in enumerate(rows)
     ]
-
-
-def _lengths(rows: Sequence[int]) -> list[tuple[int, int]]:
-    return [(sum(rows[:index]), count) for index, count in enumerate(rows)]
 
 
 @dataclass(slots=True)
@@ -194,7 +206,7 @@ _ROW_OUTPUTS = ("draft_ids", "draft_vocab_ids", "candidates", "logits", "confide
 def _compare(
     bundle: Bundle,
     spec: DrafterSpec,
-    entry: GraphEntry,
+    file: str,
     rounds: Sequence[PlannedRound],
     judge: Judge,
 ) -> list[dict[str, Finding]]:
@@ -204,12 +216,15 @@ def _compare(
 
     from draftrt.export.reference import module_from_bundle
 
+    entry = bundle.graph("draft")
+    capacities = [one.capacity for one in rounds if one.context_length == 0]
+
     def reference() -> ReferenceRounds:
         return ReferenceRounds(module_from_bundle(bundle), entry.precision, entry.max_context)
 
     with ExitStack() as stack:
         stack.enter_context(G_LOGGER.verbosity(G_LOGGER.CRITICAL))
-        graph = onnxruntime_runner(bundle.file(entry.file))
+        graph = onnxruntime_runner(bundle.file(file))
         stack.enter_context(graph)
         runners = [
             RoundRunner("pytorch", entry.signature, spec.block_size, reference),
@@ -217,7 +232,7 @@ def _compare(
                 BACKEND,
                 entry.signature,
                 spec.block_size,
-                lambda: PolygraphyRounds(graph, entry.signature),
+                lambda: PolygraphyRounds(graph, entry.signature, capacities),
             ),
         ]
         try:

@@ -15,9 +15,10 @@ MAX_DETAILS = 6
 def as_text(report: ParityReport) -> list[str]:
     """Return a heading, one line an output (caches together) and what differs, worst first."""
     longest = max(one.context_length + one.new_rows for one in report.rounds)
+    graphs = " and ".join(dict.fromkeys(one.graph for one in report.rounds))
     heading = (
         f"{report.bundle}: {report.backend} against pytorch, {report.precision.value}, "
-        f"{len(report.rounds)} rounds, context up to {longest}"
+        f"{len(report.rounds)} rounds of {graphs}, context up to {longest}"
     )
     rows = [["output", "compared", "worst", "limit", "verdict"]]
     rows += [_row(name, named, report) for name, named in _grouped(report).items()]
@@ -33,6 +34,8 @@ def as_json(report: ParityReport) -> dict[str, Any]:
         "same": report.is_same,
         "rounds": [
             {
+                "graph": planned.graph,
+                "capacity": planned.capacity,
                 "context_length": planned.context_length,
                 "new_rows": planned.new_rows,
                 "outputs": [finding.to_json() for finding in named.values()],
@@ -80,7 +83,7 @@ def _problems(report: ParityReport) -> list[str]:
         if not finding
     ]
     lines = [
-        f"round {index} (context {planned.context_length} + {planned.new_rows}): "
+        f"{planned.graph} round {index} (context {planned.context_length} + {planned.new_rows}): "
         f"{finding.output} {finding.problem}"
         for _, planned, index, finding in sorted(found, key=lambda item: item[0])
     ]

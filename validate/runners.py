@@ -7,7 +7,7 @@ must live with what it wrote itself. Knows names and shapes, not models.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -31,29 +31,29 @@ class Rounds(Protocol):
 class PolygraphyRounds:
     """Rounds on one of Polygraphy's own runners, caches passed in and out as arrays."""
 
-    def __init__(self, runner: Any, signature: Signature) -> None:
-        """Take an active runner of a graph with this signature."""
+    def __init__(self, runner: Any, signature: Signature, capacities: Iterable[int]) -> None:
+        """Prepare for sequences.
+
+        Args:
+            runner: an active runner of a graph with this signature.
+            signature: names, types and shapes; rows of caches are taken from ``capacities``.
+            capacities: rows of the caches for each sequence in turn.
+        """
         self._runner = runner
-        self._aliases = {tensor.name: tensor.alias for tensor in signature.outputs if tensor.alias}
         self._signature = signature
+        self._capacities = iter(capacities)
+        self._aliases = {tensor.name: tensor.alias for tensor in signature.outputs if tensor.alias}
         self._caches: Arrays = {}
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
         """Draft one block; see `Rounds.run`."""
         if int(feeds["context_length"][0]) == 0:
+            rows = next(self._capacities)
             pasts = [self._signature.input(name) for name in self._aliases.values()]
-            self._caches = {tensor.name: self._zeros(tensor) for tensor in pasts}
+            self._caches = {tensor.name: _zeros(tensor, rows) for tensor in pasts}
         outputs: Arrays = dict(self._runner.infer({**feeds, **self._caches}))
         self._caches = {past: outputs[name] for name, past in self._aliases.items()}
         return outputs
-
-    def _zeros(self, tensor: TensorSpec) -> NDArray[Any]:
-        """Return an empty cache; a symbolic size gets its largest value."""
-        sizes = [
-            size if isinstance(size, int) else self._signature.dimensions[size].max
-            for size in tensor.shape
-        ]
-        return np.zeros(sizes, tensor.dtype)
 
 
 class RoundRunner:
@@ -165,3 +165,9 @@ def require(*packages: str) -> None:
             f"parity needs the package {' and '.join(missing)}, which is not installed",
             hint="pip install 'draftrt[validate,ort]'",
         )
+
+
+def _zeros(tensor: TensorSpec, rows: int) -> NDArray[Any]:
+    """Return an empty cache [1, G, rows, D]."""
+    batch, groups, _, width = tensor.shape
+    return np.zeros((int(batch), int(groups), rows, int(width)), tensor.dtype)

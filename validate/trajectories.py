@@ -134,7 +134,8 @@ def _exported(draft: Path, target: Path, report: Callable[[str], None]) -> Itera
     from draftrt.runtime.load import load
 
     with tempfile.TemporaryDirectory(prefix="draftrt-trajectories-") as name:
-        bundle = export_bundle(draft, target, Path(name) / "bundle", ExportOptions(), report)
+        options = ExportOptions(target_graph=False)  # transformers runs the target
+        bundle = export_bundle(draft, target, Path(name) / "bundle", options, report)
         with load(bundle, target=target) as pair:
             yield pair
 

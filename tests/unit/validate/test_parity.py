@@ -34,7 +34,7 @@ def test_rounds_cover_none_some_and_all_accepted_short_and_to_the_last_row(
     rounds = [(one.context_length, one.new_rows) for one in plan_rounds(spec, 100, 4)]
     assert rounds[:4] == [(0, 5), (5, 1), (6, 4), (10, 8)]
     assert rounds[4:] == [(0, 79), (79, 1), (80, 4), (84, 8)]
-    assert sum(rounds[-1]) + spec.block_size == 100
+    assert [one.capacity for one in plan_rounds(spec, 100, 4)] == [26] * 4 + [100] * 4
 
 
 def test_a_small_cache_gets_the_rounds_that_fit(spec: DrafterSpec) -> None:
