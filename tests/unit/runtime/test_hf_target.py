@@ -147,6 +147,16 @@ def test_rolling_back_to_nothing_starts_a_new_text(folder: Path) -> None:
     assert HfTarget(folder).prefill(PROMPT).features.shape == (1, len(PROMPT), 0)
 
 
+def test_layers_that_return_a_tuple_are_understood(folder: Path) -> None:
+    target = HfTarget(folder, (1,))
+    expected = target.prefill(PROMPT).features
+    target.rollback(0)
+    layer = target._model.model.layers[1]
+    layer.register_forward_hook(lambda module, args, output: (output,), prepend=True)
+    layer.register_forward_hook(lambda module, args, output: output[0])
+    np.testing.assert_array_equal(target.prefill(PROMPT).features, expected)
+
+
 def test_a_tap_beyond_the_depth_is_refused(folder: Path) -> None:
     with pytest.raises(SpecError, match=r"taps layers \[4, 33\], the target has layers 0..3"):
         HfTarget(folder, (1, 4, 33))
