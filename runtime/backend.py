@@ -32,14 +32,19 @@ class GraphSession(Protocol):
     def signature(self) -> Signature:
         """The graph's whole table, caches included."""
 
-    def run(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+    def run(
+        self, feeds: Arrays, *, rows: int | None = None, unwanted: tuple[str, ...] = ()
+    ) -> dict[str, NDArray[Any]]:
         """Run the graph once.
 
         Args:
             feeds: one array for every input that is no cache.
+            rows: cache rows in use after this call, for backends that grow their caches; None:
+                all of them.
+            unwanted: outputs that need not be fetched and are left out of the answer.
 
         Returns:
-            Every output that is no cache, by name; the arrays belong to the caller.
+            Every wanted output that is no cache, by name; the arrays belong to the caller.
 
         Raises:
             FeedError: an array does not fit the signature; nothing has run.

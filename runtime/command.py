@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from draftrt.runtime.load import load
+from draftrt.runtime.graph_target import GraphTarget
+from draftrt.runtime.load import PORTS, load
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Completion, Pair, Prompt
 from draftrt.runtime.stats import Stats
@@ -20,6 +21,11 @@ from draftrt.runtime.stats import Stats
     "--target",
     type=click.Path(path_type=Path),
     help="Target's Hugging Face folder.  [default: the one the bundle was exported from]",
+)
+@click.option(
+    "--target-port",
+    type=click.Choice(PORTS),
+    help="How the target runs.  [default: graph where the bundle has one, else hf]",
 )
 @click.option(
     "--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most new tokens."
@@ -66,6 +72,7 @@ def run(
     bundle: Path,
     prompt: str,
     target: Path | None,
+    target_port: str | None,
     max_tokens: int,
     min_tokens: int,
     stop: tuple[str, ...],
@@ -99,7 +106,7 @@ def run(
         stop_ids=frozenset() if ignore_eos else None,
     )
     wanted: Prompt = [{"role": "user", "content": prompt}] if chat else prompt
-    with load(bundle, target=target, threads=threads) as pair:
+    with load(bundle, target=target, target_port=target_port, threads=threads) as pair:
         if as_json:
             done = pair.generate(wanted, options, stop=stop, speculate=not plain)
             click.echo(json.dumps(_report(done)))
@@ -121,10 +128,14 @@ def _print_text(
 
 def _figures(pair: Pair, stats: Stats) -> str:
     drafter = pair.drafter
-    return (
-        f"{stats.summary()}\ndrafter cache: {drafter.cache_bytes_per_token:,} bytes a token, "
-        f"{drafter.capacity:,} tokens at most"
-    )
+    held = [] if drafter is None else [("drafter", drafter.cache_bytes_per_token, drafter.capacity)]
+    if isinstance(pair.target, GraphTarget):
+        held.append(("target", pair.target.cache_bytes_per_token, pair.target.max_context))
+    lines = [
+        f"{name} cache: {size:,} bytes a token, {most:,} tokens at most"
+        for name, size, most in held
+    ]
+    return "\n".join([stats.summary(), *lines])
 
 
 def _report(done: Completion) -> dict[str, object]:

@@ -59,7 +59,8 @@ class Drafter:
                 "anchor": np.array([anchor], np.int64),
                 "target_hidden": features,
                 "context_length": np.array([self.context_length], np.int64),
-            }
+            },
+            rows=self.context_length + int(features.shape[1]) + self.spec.block_size,
         )
         self.context_length += int(features.shape[1])
         return outputs

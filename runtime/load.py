@@ -9,35 +9,73 @@ from draftrt.bundle import Bundle
 from draftrt.errors import BackendError, BundleError
 from draftrt.runtime.backend import GraphSession
 from draftrt.runtime.drafter import Drafter
+from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.hf_target import HfTarget, check_same_target
 from draftrt.runtime.pair import Pair
+from draftrt.runtime.target import Target
 
 TARGET_NOTE = "target_path"  # manifest note: the target's folder on the machine that exported
 
 
+PORTS = ("graph", "hf")  # how a target runs: the bundle's own graph, or a Hugging Face model
+
+
 def load(
-    path: Path | str, *, target: Path | str | None = None, device: str = "cpu", threads: int = 1
+    path: Path | str,
+    *,
+    target: Path | str | None = None,
+    target_port: str | None = None,
+    device: str = "cpu",
+    threads: int = 1,
 ) -> Pair:
     """Load a bundle and its target.
 
     Args:
         path: the bundle's folder.
         target: the target's Hugging Face folder; None takes the one the bundle was exported from.
+        target_port: one of `PORTS`. None: the bundle's target graph where it has one and no
+            ``target`` folder is given, else the Hugging Face model.
         device: ``cpu`` or ``cuda``.
         threads: threads of each model; more than the machine's cores slows both down.
 
     Raises:
-        BundleError: no bundle there, its files changed, or it holds no drafter.
+        BundleError: no bundle there, its files changed, or it lacks the graph asked for.
         BackendError: a package, provider or the target's folder is missing.
         SpecError: the folder holds another model than the bundle was exported for.
     """
     bundle = Bundle.open(path)
-    spec = bundle.drafter()
     stop_ids = read_stop_ids(bundle)
-    folder = find_target(bundle, target)
-    session = open_graph(bundle, "draft", device=device, threads=threads)
-    model = HfTarget(folder, spec.target_layer_ids, device=device, threads=threads)
-    return Pair(model, Drafter(spec, session), bundle.file("tokenizer"), stop_ids)
+    spec = bundle.manifest.drafter
+    port = _port(bundle, target, target_port)
+    taps = () if spec is None else spec.target_layer_ids
+    folder = find_target(bundle, target) if port == "hf" else None
+    drafter = None
+    if spec is not None:
+        drafter = Drafter(spec, open_graph(bundle, "draft", device=device, threads=threads))
+    model: Target
+    if folder is not None:
+        model = HfTarget(folder, taps, device=device, threads=threads)
+    else:
+        session = open_graph(bundle, "target", device=device, threads=threads)
+        model = GraphTarget(session, bundle.graph("target").max_context)
+    return Pair(model, drafter, bundle.file("tokenizer"), stop_ids)
+
+
+def _port(bundle: Bundle, target: Path | str | None, wanted: str | None) -> str:
+    if wanted not in (None, *PORTS):
+        raise BackendError(f"no target port {wanted!r}, there is {list(PORTS)}")
+    has_graph = "target" in bundle.manifest.graphs
+    if wanted == "graph" and target is not None:
+        raise BackendError(
+            "target port 'graph' runs the bundle's own target, but a target folder was given",
+            hint="leave out --target, or use --target-port hf",
+        )
+    if wanted == "graph" and not has_graph:
+        raise BundleError(
+            f"{bundle.path}: holds no target graph",
+            hint="export it again with --target-graph, or use --target-port hf",
+        )
+    return wanted or ("graph" if has_graph and target is None else "hf")
 
 
 def open_graph(
@@ -52,7 +90,13 @@ def open_graph(
     from draftrt.runtime.ort import OrtSession
 
     entry = bundle.graph(name)
-    return OrtSession(bundle.file(entry.file), entry.signature, device=device, threads=threads)
+    return OrtSession(
+        bundle.file(entry.flexible or entry.file),
+        entry.signature,
+        device=device,
+        threads=threads,
+        can_grow=bool(entry.flexible),
+    )
 
 
 def find_target(bundle: Bundle, folder: Path | str | None) -> Path:

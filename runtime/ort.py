@@ -6,6 +6,7 @@ into it without a copy. Does not know what the graph computes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -15,24 +16,34 @@ from numpy.typing import NDArray
 
 from draftrt.errors import BackendError, BundleError
 from draftrt.runtime.backend import Arrays, cache_specs, fed_signature
-from draftrt.signature import Signature, TensorSpec, check_feeds
+from draftrt.signature import Signature, check_feeds
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+INITIAL_ROWS = 256
+MAX_PLANS = 24
 
 
 class OrtSession:
     """A graph on one ONNX Runtime execution provider.
 
-    One session holds one set of caches and is not for use by several threads at once.
+    One session holds one set of caches and is not for use by several threads at once. Buffers of
+    every combination of sizes are bound once and used again.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
+        cache_rows: rows the caches have at present.
     """
 
     def __init__(
-        self, model: Path, signature: Signature, *, device: str = "cpu", threads: int = 1
+        self,
+        model: Path,
+        signature: Signature,
+        *,
+        device: str = "cpu",
+        threads: int = 1,
+        can_grow: bool = False,
     ) -> None:
-        """Load a graph and bind its caches and the outputs of fixed size.
+        """Load a graph and make its caches.
 
         Args:
             model: the ONNX file, its external data beside it.
@@ -40,50 +51,61 @@ class OrtSession:
             device: where it runs, a key of `PROVIDERS`.
             threads: threads of an operator. They never spin: two sessions that do so cost each
                 other a factor of three.
+            can_grow: the file leaves the rows of its caches open: start with few and double them
+                as they fill, up to the signature's. Attention costs what the cache has, used or
+                not.
 
         Raises:
             BackendError: onnxruntime is missing, has no such provider here, or refuses the graph.
             BundleError: the file's inputs or outputs are not those of the signature.
         """
-        runtime = _import_onnxruntime()
+        self._runtime = _import_onnxruntime()
         _check_device(signature, device)
         self.device = device
         self._signature = signature
         self._fed = fed_signature(signature)
-        self._session = _load(runtime, model, PROVIDERS.get(device, ""), threads)
+        self._session = _load(self._runtime, model, PROVIDERS.get(device, ""), threads)
         _check_names(self._session, signature, model)
+        self._specs = cache_specs(signature)
+        self._most_rows = int(self._specs[0].shape[2]) if self._specs else 0
+        self.cache_rows = min(INITIAL_ROWS, self._most_rows) if can_grow else self._most_rows
         self._caches: dict[str, Any] = {}
-        self._results: dict[str, NDArray[Any]] = {}
-        self._binding: Any = self._session.io_binding()
-        self._bind(runtime)
+        self._plans: dict[object, _Plan] = {}
+        self._make_caches()
 
     @property
     def signature(self) -> Signature:
-        """The graph's whole table, caches included."""
+        """The graph's whole table, caches included, at their largest."""
         return self._signature
 
-    def run(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+    def run(
+        self, feeds: Arrays, *, rows: int | None = None, unwanted: tuple[str, ...] = ()
+    ) -> dict[str, NDArray[Any]]:
         """Run the graph once; see `draftrt.runtime.backend.GraphSession.run`."""
         if self._session is None:
             raise BackendError("the session is closed", hint="open the bundle again")
         check_feeds(self._fed, feeds)
-        for name, array in feeds.items():
-            self._binding.bind_cpu_input(name, np.ascontiguousarray(array))
-        for tensor in self._fed.outputs:
-            if tensor.name not in self._results:  # an output bound once would keep its first size
-                self._binding.bind_output(tensor.name, "cpu")
-        self._session.run_with_iobinding(self._binding)
-        return self._collect()
+        self._reserve(self._most_rows if rows is None else rows)
+        key = (tuple(feeds[tensor.name].shape for tensor in self._fed.inputs), unwanted)
+        plan = self._plans.get(key)
+        if plan is None:
+            while len(self._plans) >= MAX_PLANS:
+                del self._plans[next(iter(self._plans))]
+            plan = self._plans[key] = self._plan(feeds, unwanted)
+        for name, buffer in plan.inputs.items():
+            np.copyto(buffer, feeds[name])
+        self._session.run_with_iobinding(plan.binding)
+        return {name: buffer.copy() for name, buffer in plan.outputs.items()}
 
     def cache_address(self, name: str) -> int:
-        """Return the address of a cache's buffer, the same before and after every run."""
+        """Return the address of a cache's buffer; it changes only when the cache grows."""
         return int(self._caches[name].data_ptr())
 
     def close(self) -> None:
         """Free the graph and its caches."""
-        self._binding = self._session = None
+        self._session = None
+        self._plans.clear()
         self._caches.clear()
-        self._results.clear()
 
     def __enter__(self) -> OrtSession:
         """Return the session itself."""
@@ -98,40 +120,56 @@ class OrtSession:
         """Close the session."""
         self.close()
 
-    def _bind(self, runtime: ModuleType) -> None:
-        for tensor in cache_specs(self._signature):
-            zeros = np.zeros([int(size) for size in tensor.shape], tensor.dtype)
-            cache = runtime.OrtValue.ortvalue_from_numpy(zeros, self.device, 0)
-            self._caches[tensor.name] = cache
-            self._binding.bind_ortvalue_input(tensor.name, cache)
+    def _reserve(self, rows: int) -> None:
+        """Double the caches until they have ``rows``; what they hold stays."""
+        if rows <= self.cache_rows or self.cache_rows == self._most_rows:
+            return
+        while self.cache_rows < rows:
+            self.cache_rows *= 2
+        self.cache_rows = min(self.cache_rows, self._most_rows)
+        self._plans.clear()
+        self._make_caches({name: cache.numpy() for name, cache in self._caches.items()})
+
+    def _make_caches(self, held: Arrays | None = None) -> None:
+        for tensor in self._specs:
+            batch, heads, _, width = (int(size) for size in tensor.shape)
+            content = np.zeros((batch, heads, self.cache_rows, width), tensor.dtype)
+            if held is not None:
+                content[:, :, : held[tensor.name].shape[2]] = held[tensor.name]
+            value = self._runtime.OrtValue.ortvalue_from_numpy(content, self.device, 0)
+            self._caches[tensor.name] = value
+
+    def _plan(self, feeds: Arrays, unwanted: tuple[str, ...]) -> _Plan:
+        sizes: dict[str, int] = {}
+        binding = self._session.io_binding()
+        plan = _Plan(binding, {}, {})
+        for tensor in self._fed.inputs:
+            shape = feeds[tensor.name].shape
+            sizes |= {s: n for s, n in zip(tensor.shape, shape, strict=True) if isinstance(s, str)}
+            plan.inputs[tensor.name] = buffer = np.zeros(shape, tensor.dtype)
+            binding.bind_ortvalue_input(tensor.name, self._on_host(buffer))
+        for name, cache in self._caches.items():
+            binding.bind_ortvalue_input(name, cache)
         for tensor in self._signature.outputs:
             if tensor.alias:
-                self._binding.bind_ortvalue_output(tensor.name, self._caches[tensor.alias])
-            elif all(isinstance(size, int) for size in tensor.shape):
-                self._results[tensor.name] = result = _buffer(tensor)
-                self._binding.bind_ortvalue_output(
-                    tensor.name, runtime.OrtValue.ortvalue_from_numpy(result, "cpu", 0)
-                )
-            else:
-                self._binding.bind_output(tensor.name, "cpu")
+                binding.bind_ortvalue_output(tensor.name, self._caches[tensor.alias])
+            elif tensor.name not in unwanted:
+                shape = tuple(sizes[s] if isinstance(s, str) else s for s in tensor.shape)
+                plan.outputs[tensor.name] = buffer = np.zeros(shape, tensor.dtype)
+                binding.bind_ortvalue_output(tensor.name, self._on_host(buffer))
+        return plan
 
-    def _collect(self) -> dict[str, NDArray[Any]]:
-        outputs = {name: result.copy() for name, result in self._results.items()}
-        if len(outputs) < len(self._fed.outputs):
-            # In the order they were first bound in, which is not always the graph's.
-            values = dict(
-                zip(self._signature.output_names(), self._binding.get_outputs(), strict=True)
-            )
-            outputs |= {
-                tensor.name: values[tensor.name].numpy()
-                for tensor in self._fed.outputs
-                if tensor.name not in outputs
-            }
-        return outputs
+    def _on_host(self, buffer: NDArray[Any]) -> Any:
+        return self._runtime.OrtValue.ortvalue_from_numpy(buffer, "cpu", 0)
 
 
-def _buffer(tensor: TensorSpec) -> NDArray[Any]:
-    return np.zeros([int(size) for size in tensor.shape], tensor.dtype)
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Buffers bound for one combination of sizes: the arrays are the bound memory itself."""
+
+    binding: Any
+    inputs: dict[str, NDArray[Any]]
+    outputs: dict[str, NDArray[Any]]
 
 
 def _import_onnxruntime() -> ModuleType:

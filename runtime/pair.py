@@ -75,12 +75,16 @@ class Pair:
 
     Attributes:
         target: the target.
-        drafter: the drafter.
+        drafter: the drafter; None for a target exported alone, which decodes plainly.
         stop_ids: the target's own end-of-text ids.
     """
 
     def __init__(
-        self, target: Target, drafter: Drafter, tokenizer_dir: Path, stop_ids: frozenset[int]
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        tokenizer_dir: Path,
+        stop_ids: frozenset[int],
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -176,7 +180,8 @@ class Pair:
 
     def close(self) -> None:
         """Free target and drafter."""
-        self.drafter.close()
+        if self.drafter is not None:
+            self.drafter.close()
         self.target.close()
 
     def __enter__(self) -> Pair:

@@ -131,13 +131,16 @@ class FakeSession:
         self.closed = False
         self.interrupt = False
 
-    def run(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+    def run(
+        self, feeds: Arrays, *, rows: int | None = None, unwanted: tuple[str, ...] = ()
+    ) -> dict[str, NDArray[Any]]:
         check_feeds(self._fed, feeds)
-        start, rows = int(feeds["context_length"][0]), feeds["target_hidden"][0]
-        assert rows[:, 0].tolist() == list(range(start, start + len(rows))), "wrong context rows"
+        start, features = int(feeds["context_length"][0]), feeds["target_hidden"][0]
+        expected = list(range(start, start + len(features)))
+        assert features[:, 0].tolist() == expected, "wrong context rows"
         del self.cache[start:]
-        self.cache += rows[:, 1].astype(int).tolist()
-        assert len(self.cache) == start + len(rows), "context rows are missing before these"
+        self.cache += features[:, 1].astype(int).tolist()
+        assert len(self.cache) == start + len(features), "context rows are missing before these"
         if self.interrupt:
             raise KeyboardInterrupt
         return self._drafts([*self.cache, int(feeds["anchor"][0])], next(self._script))

@@ -180,8 +180,8 @@ def test_caches_are_updated_in_place_and_nothing_warns_of_a_copy(
         for start in range(3):
             outputs = session.run(feeds(3, features[start : start + 1], start))
             assert set(outputs) == {"draft_ids", "fused"}
-        outputs_bound = session._binding.get_outputs()
-        assert [value.data_ptr() for value in outputs_bound[2:]] == before
+        (plan,) = session._plans.values()
+        assert [value.data_ptr() for value in plan.binding.get_outputs()[2:]] == before
         addresses = [session.cache_address(name) for name in ("past_key_0", "past_value_0")]
         assert addresses == before
         held = session._caches["past_key_0"].numpy()
@@ -191,6 +191,15 @@ def test_caches_are_updated_in_place_and_nothing_warns_of_a_copy(
     assert held[0, 0, 3 : 3 + BLOCK].any(), "the block's rows stand behind the context"
     assert not held[0, 0, 3 + BLOCK :].any(), "the rest was never written"
     assert "in-place" not in capfd.readouterr().err
+
+
+def test_an_output_that_is_not_wanted_is_not_fetched(model: Path) -> None:
+    features = np.ones((2, WIDTH), np.float32)
+    with OrtSession(model, signature()) as session:
+        everything = session.run(feeds(3, features, 0))
+        some = session.run(feeds(3, features, 0), unwanted=("fused",))
+    assert set(some) == {"draft_ids"}
+    np.testing.assert_array_equal(some["draft_ids"], everything["draft_ids"])
 
 
 def test_the_warning_that_must_not_appear_does_appear_for_a_copied_cache(
