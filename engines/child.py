@@ -102,29 +102,45 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def terminable() -> Iterator[None]:
     """Let SIGTERM unwind the stack inside the block, so that clean-up code runs.
 
-    By default it ends Python at once. Signals belong to the main thread; elsewhere this does
-    nothing.
+    By default it ends Python at once. Handlers run in the main thread; elsewhere this does nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def unwind(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, unwind)
-    try:
+    with _handlers({signal.SIGTERM: unwind}):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM inside the block; they arrive at its end."""
-    held = {signal.SIGINT, signal.SIGTERM}
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    """Hold back SIGINT and SIGTERM inside the block; they arrive at its end.
+
+    A signal mask would not do: it holds for one thread, and the signal picks another.
+    """
+    arrived: list[int] = []
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    try:
+        with _handlers({signal.SIGINT: keep, signal.SIGTERM: keep}):
+            yield
+    finally:
+        for number in arrived:
+            signal.raise_signal(number)
+
+
+@contextmanager
+def _handlers(
+    handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]],
+) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -123,11 +123,17 @@ def _show_elapsed(seconds: float) -> None:
 
 
 def as_record(result: BuildResult) -> dict[str, object]:
-    """Return a result as JSON data: the manifest's record, the folder, and whether it is new."""
+    """Return a result as JSON data: the folder, the manifest's record, and what is new.
+
+    The counts of attention layers are null when nothing was built.
+    """
+    reply = result.reply
     return {
         "bundle": str(result.bundle.path),
         "is_cached": result.is_cached,
         **to_json(result.entry),
+        "num_attentions": None if reply is None else reply.num_attentions,
+        "num_decomposed": None if reply is None else reply.num_decomposed,
     }
 
 

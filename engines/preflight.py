@@ -39,7 +39,7 @@ def check_nodes(trt: ModuleType, logger: Any, onnx: Path) -> None:
         lines.append(f"and {len(errors) - SHOWN} more")
     raise BuildError(
         "\n    ".join([f"the parser does not take {len(errors)} node(s) of the graph:", *lines]),
-        hint="export the graph without these operators",
+        hint="the graph must do without these operators, or without this use of them",
     )
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from onnx import TensorProto
@@ -42,16 +43,23 @@ def children() -> list[int]:
     ]
 
 
-def unsupported(graph: object, logits: str) -> str:
+class Graph(Protocol):
+    """What a test appends nodes to."""
+
+    def node(self, op: str, inputs: list[str], name: str, **attributes: object) -> str: ...
+
+    def constant(self, name: str, value: object, dtype: str = "int64") -> str: ...
+
+
+def unsupported(graph: Graph, logits: str) -> str:
     """Add an operator of each kind that the parser refuses."""
-    node, constant = graph.node, graph.constant  # type: ignore[attr-defined]
+    node, constant = graph.node, graph.constant
     node("Cast", [logits], "whole", to=TensorProto.INT32)
     node("BitwiseAnd", ["whole", constant("seven", 7, "int32")], "masked")
     node("Cast", ["masked"], "scores", to=TensorProto.FLOAT)
     node("Multinomial", ["scores"], "drawn", sample_size=1, dtype=TensorProto.INT32)
     node("Cast", ["drawn"], "drawn32", to=TensorProto.FLOAT)
-    result: str = node("Add", ["scores", "drawn32"], "sum")
-    return result
+    return node("Add", ["scores", "drawn32"], "sum")
 
 
 def test_the_preflight_names_every_unsupported_node(make_bundle: MakeBundle) -> None:
@@ -64,6 +72,31 @@ def test_the_preflight_names_every_unsupported_node(make_bundle: MakeBundle) -> 
     assert "Multinomial at node 'drawn_node'" in text
     assert str(folder / "plans" / LOG) in text
     assert only_the_log_is_left(folder)
+
+
+def shaped_by_a_value(graph: Graph, logits: str) -> str:
+    """Add a tensor whose size is the value of an input."""
+    node, constant = graph.node, graph.constant
+    node("ConstantOfShape", ["context_length"], "zeros")
+    node("ReduceSum", ["zeros", "axis0"], "zero", keepdims=1)
+    return node("Add", [logits, node("Unsqueeze", ["zero", constant("front", [0])], "bias")], "sum")
+
+
+def test_an_input_whose_value_sets_a_shape_is_refused(make_bundle: MakeBundle) -> None:
+    folder = make_bundle(Precision.FP32, shaped_by_a_value)
+    with pytest.raises(BuildError, match="values of input 'context_length' set the shape"):
+        build_plan(folder, RTX86)
+    assert only_the_log_is_left(folder)
+
+
+def test_inputs_that_the_signature_does_not_describe_are_named(make_bundle: MakeBundle) -> None:
+    folder = make_bundle()
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace('"target_hidden"', '"features"'))
+    with pytest.raises(BuildError) as caught:
+        build_plan(folder, RTX86)
+    assert "input 'target_hidden' is not in the signature" in str(caught.value)
+    assert "input 'features' is not in the graph" in str(caught.value)
 
 
 def test_arithmetic_that_an_sm_lacks_is_named_with_its_layer(

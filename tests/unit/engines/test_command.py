@@ -38,6 +38,7 @@ def test_a_build_reports_the_plan_and_says_when_it_was_there(make_bundle: MakeBu
     assert again.exit_code == 0
     record = json.loads(again.stdout)
     assert record["is_cached"] is True
+    assert record["num_decomposed"] is None
     assert record["sms"] == [86, 89, 120]
     assert record["options"]["workspace_bytes"] == str(256 * 2**20)
     assert folder / record["file"] == plan
