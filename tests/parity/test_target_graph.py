@@ -1,0 +1,144 @@
+"""Exported targets against transformers: logits and greedy text, architecture by architecture.
+
+transformers is the oracle: the models below are its own classes with random weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from draftrt.bundle import Bundle
+from draftrt.cli import group
+from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.runtime.decode import Decoder
+from draftrt.runtime.graph_target import GraphTarget
+from draftrt.runtime.load import open_graph
+from draftrt.runtime.options import DecodeOptions
+from draftrt.validate.toy_tokenizer import NUM_TOKENS, write_tokenizer
+
+pytestmark = [pytest.mark.parity, pytest.mark.slow]
+
+BASE = {
+    "vocab_size": NUM_TOKENS + 21,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen3": {"head_dim": 16, "tie_word_embeddings": True, "rope_parameters": PLAIN_ROPE},
+    "Qwen2": {
+        "tie_word_embeddings": False,
+        "rope_parameters": PLAIN_ROPE,
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "max_window_layers": 1,
+    },
+    "Llama": {
+        "tie_word_embeddings": True,
+        "rope_parameters": LLAMA3,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "Mistral": {
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "rope_parameters": PLAIN_ROPE,
+        "sliding_window": 12,
+    },
+}
+PROMPT = np.random.default_rng(5).integers(0, NUM_TOKENS, 45).astype(np.int64)
+
+
+def make_model(name: str, folder: Path) -> Any:
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**BASE, **MODELS[name])
+    torch.manual_seed(3)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for key, weight in model.named_parameters():
+        noise = torch.randn(weight.shape)
+        weight.data = 1 + 0.3 * noise if key.endswith("norm.weight") else 0.15 * noise
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+def greedy(model: Any, count: int) -> list[int]:
+    """Decode without a cache: one full forward a token."""
+    ids = PROMPT.tolist()
+    for _ in range(count):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+        ids.append(int(logits.argmax()))
+    return ids[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_exported_target_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
+    model = make_model(name, tmp_path / "target")
+    export_bundle(None, tmp_path / "target", tmp_path / "bundle", ExportOptions())
+    bundle = Bundle.open(tmp_path / "bundle")
+    target = GraphTarget(open_graph(bundle, "target"), bundle.graph("target").max_context)
+    assert target.feature_size == 0
+    prompt = target.prefill(PROMPT[:30], want_logits=True)
+    assert prompt.logits is not None
+    rows = target.verify(PROMPT[30:], want_logits=True)
+    assert rows.logits is not None
+    with torch.no_grad():
+        expected = model(torch.from_numpy(PROMPT)[None], use_cache=False).logits[0].numpy()
+    np.testing.assert_allclose(prompt.logits, expected[29:30], atol=1e-4, rtol=0)
+    np.testing.assert_allclose(rows.logits, expected[30:], atol=1e-4, rtol=0)
+    assert rows.token_ids.tolist() == expected[30:].argmax(-1).tolist()
+    target.rollback(33)
+    again = target.verify(PROMPT[33:36], want_logits=True)
+    assert again.logits is not None
+    np.testing.assert_allclose(again.logits, expected[33:36], atol=1e-4, rtol=0)
+    target.rollback(0)
+    options = DecodeOptions(max_tokens=256, stop_ids=frozenset())
+    decoded = [t for one in Decoder(target).decode(PROMPT.tolist(), options) for t in one.token_ids]
+    assert decoded == greedy(model, 256)  # passes the first size of the caches, 256 rows
+    target.close()
+
+
+def test_a_target_alone_decodes_plainly_from_the_command_line(tmp_path: Path) -> None:
+    make_model("Llama", tmp_path / "target")
+    runner = CliRunner()
+    out = tmp_path / "bundle"
+    made = runner.invoke(group, ["export", "--target", str(tmp_path / "target"), "-o", str(out)])
+    assert made.exit_code == 0, made.output
+    assert sorted(Bundle.open(out).manifest.graphs) == ["target"]
+    said = runner.invoke(group, ["run", str(out), "--prompt", "abc", "--max-tokens", "5"])
+    assert said.exit_code == 0, said.output
+    assert "target cache: " in said.stderr
+
+
+def test_an_unsupported_target_is_refused_by_name_and_left_to_the_port(tmp_path: Path) -> None:
+    import transformers
+
+    folder = tmp_path / "target"
+    config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=NUM_TOKENS + 8)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    write_tokenizer(folder)
+    result = CliRunner().invoke(
+        group, ["export", "--target", str(folder), "-o", str(tmp_path / "b")]
+    )
+    assert result.exit_code == 1
+    assert not (tmp_path / "b").exists()
