@@ -1,3 +1,37 @@
 """draftrt: block drafters for speculative decoding, from checkpoint to a low-latency GPU."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from draftrt.runtime.options import DecodeOptions
+    from draftrt.runtime.pair import Pair
+
 __version__ = "0.1.0"
+__all__ = ["DecodeOptions", "__version__", "load"]
+
+
+def load(
+    path: Path | str,
+    *,
+    target: Path | str | None = None,
+    target_port: str | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+) -> Pair:
+    """Open a bundle for decoding; see `draftrt.runtime.load.load` for arguments and errors."""
+    from draftrt.runtime.load import load as load_pair
+
+    return load_pair(path, target=target, target_port=target_port, device=device, threads=threads)
+
+
+def __getattr__(name: str) -> object:
+    """Import what the package shows of its runtime when it is first asked for."""
+    if name == "DecodeOptions":
+        from draftrt.runtime.options import DecodeOptions
+
+        return DecodeOptions
+    raise AttributeError(f"module 'draftrt' has no attribute {name!r}")

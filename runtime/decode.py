@@ -168,12 +168,10 @@ class Decoder:
         started = perf_counter()
         now = self._restored()
         restored = perf_counter()
-        offered = (
-            NOTHING
-            if self.drafter is None
-            else (propose(self.drafter, now.token_ids[-1], now.features))
-        )
-        drafted = perf_counter()
+        offered, drafted = NOTHING, restored
+        if self.drafter is not None:
+            offered = propose(self.drafter, now.token_ids[-1], now.features)
+            drafted = perf_counter()
         proposal = offered.head(confident_length(offered, options.confidence_threshold))
         block = np.concatenate([[now.token_ids[-1]], proposal.token_ids])
         before_verify = perf_counter()

@@ -20,7 +20,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Load ``tokenizer.json`` of a bundle's tokenizer folder.
 
     Raises:
-        BundleError: the file is missing.
+        BundleError: the file is missing or no tokenizer.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -28,7 +28,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"{path}: no such file",
             hint="export the bundle again from a target that has a tokenizer.json",
         )
-    tokenizer: Tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    content = path.read_bytes()
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # what tokenizers raises is Exception itself, no class of its own
+        raise BundleError(
+            f"{path}: the tokenizers package cannot read it: {error}",
+            hint="the file is damaged, or written for a newer release of tokenizers",
+        ) from error
     return tokenizer
 
 

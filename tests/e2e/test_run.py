@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import draftrt
 from draftrt.cli import group
 from draftrt.runtime.load import load
 from draftrt.runtime.options import DecodeOptions
@@ -35,19 +36,19 @@ def expected(pair: Path) -> list[dict[str, Any]]:
 def bundle(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "bundle"
     target = pair / "tiny-target"
-    done = draftrt(
+    done = run_cli(
         "export", pair / "tiny-dspark", "--target", target, "-o", out, "--max-context", 160
     )
     assert done.exit_code == 0, done.output
     return out
 
 
-def draftrt(*arguments: object) -> Result:
+def run_cli(*arguments: object) -> Result:
     return CliRunner().invoke(group, [str(argument) for argument in arguments])
 
 
 def run_json(*arguments: object) -> dict[str, Any]:
-    done = draftrt("run", *arguments, "--json")
+    done = run_cli("run", *arguments, "--json")
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -98,7 +99,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(
     bundle: Path, expected: list[dict[str, Any]]
 ) -> None:
     prompt = expected[0]["prompt"]
-    done = draftrt("run", bundle, "--prompt", prompt, "--max-tokens", 24)
+    done = run_cli("run", bundle, "--prompt", prompt, "--max-tokens", 24)
     found = run_json(bundle, "--prompt", prompt, "--max-tokens", 24)
     assert done.exit_code == 0
     assert done.stdout == found["text"] + "\n"
@@ -113,6 +114,25 @@ def test_plain_decoding_gives_the_same_text(bundle: Path, expected: list[dict[st
     plain, drafted = run_json(*arguments, "--plain"), run_json(*arguments)
     assert plain["token_ids"] == drafted["token_ids"] == expected[2]["output_ids"][:40]
     assert (plain["num_rounds"], plain["acceptance_length"]) == (0, 0.0)
+
+
+def test_a_target_exported_alone_decodes_plainly(
+    pair: Path, expected: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    out = tmp_path / "bundle"
+    done = run_cli("export", "--target", pair / "tiny-target", "-o", out, "--max-context", 160)
+    assert done.exit_code == 0, done.output
+    arguments = (out, "--prompt", expected[1]["prompt"], "--max-tokens", 40, "--ignore-eos")
+    found = run_json(*arguments)
+    assert found["token_ids"] == expected[1]["output_ids"][:40]
+    assert (found["num_rounds"], found["draft_s"]) == (0, 0.0)
+
+
+def test_the_package_itself_opens_a_bundle(bundle: Path, expected: list[dict[str, Any]]) -> None:
+    with draftrt.load(bundle) as opened:
+        options = draftrt.DecodeOptions(max_tokens=12)
+        text = "".join(str(chunk) for chunk in opened.stream(expected[0]["prompt"], options))
+        assert text == opened.generate(expected[0]["prompt"], options).text != ""
 
 
 def test_a_chat_prompt_goes_through_the_targets_template(bundle: Path) -> None:
@@ -143,7 +163,7 @@ def test_a_stop_string_is_not_part_of_the_text(
         (
             ["--max-tokens", 500],
             1,
-            ["1 tokens and 500 wanted", "at most 154 more", "--max-context"],
+            ["1 tokens and 500 wanted", "at most 153 more", "--max-context"],
         ),
         (["--target", "no/such/folder"], 1, ["no config.json there", "--target"]),
         (["--top-p", 0], 2, ["--top-p", "0<x<=1"]),
@@ -154,7 +174,7 @@ def test_a_stop_string_is_not_part_of_the_text(
 def test_what_cannot_run_says_why(
     bundle: Path, arguments: Sequence[object], code: int, words: list[str]
 ) -> None:
-    done = draftrt("run", bundle, "--prompt", "a", *arguments)
+    done = run_cli("run", bundle, "--prompt", "a", *arguments)
     assert done.exit_code == code
     assert done.stdout == ""
     for word in words:
@@ -164,7 +184,7 @@ def test_what_cannot_run_says_why(
 def test_a_drafter_of_another_target_is_refused(bundle: Path, pair: Path, tmp_path: Path) -> None:
     config = json.loads((pair / "tiny-target" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
-    done = draftrt("run", bundle, "--prompt", "a", "--target", tmp_path)
+    done = run_cli("run", bundle, "--prompt", "a", "--target", tmp_path)
     assert done.exit_code == 1
     assert "hidden_size is 64, expected 96" in done.stderr
     assert "give the target that was passed to `draftrt export`" in done.stderr

@@ -29,6 +29,8 @@ AT_IMPORT = {
 AT_IMPORT_BY_NAME = {"cli": {"click"}, "command": {"click"}}
 # Inside functions too, PyTorch reaches the runtime through the Hugging Face adapter alone.
 TORCH_IN_RUNTIME = {"hf_target.py"}
+# The spine's files that reach into a stage, inside functions: the command line and `draftrt.load`.
+STAGES_IN_CALLS = {"cli.py", "__init__.py"}
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "polygraphy", "tensorrt", "tensorrt_rtx")
 
 
@@ -77,7 +79,7 @@ def is_allowed(folder: str, name: str, found: Import) -> bool:
         stage = rest.partition(".")[0]
         if stage not in STAGES or stage == folder or folder == "validate":
             return True
-        return folder == "draftrt" and name.startswith("cli") and not found.at_import
+        return folder == "draftrt" and name in STAGES_IN_CALLS and not found.at_import
     if package in sys.stdlib_module_names:
         return True
     if folder == "runtime" and package in ("torch", "transformers"):
@@ -133,6 +135,8 @@ def test_every_file_imports_only_what_its_folder_may(root: Path) -> None:
         ("draftrt", "cli.py", "import click", True),
         ("draftrt", "cli.py", "import draftrt.export", False),
         ("draftrt", "cli.py", "def f():\n import draftrt.export", True),
+        ("draftrt", "__init__.py", "import draftrt.runtime", False),
+        ("draftrt", "__init__.py", "def f():\n import draftrt.runtime", True),
         ("export", "inspect_command.py", "import click", True),
         ("export", "onnx.py", "import tests.conftest", False),
     ],
@@ -170,10 +174,38 @@ def test_no_product_file_is_longer_than_a_reader_keeps_in_mind(root: Path) -> No
 )
 def test_heavy_packages_wait_until_they_are_needed(root: Path, statement: str) -> None:
     probe = f"{statement}\nimport json, sys\nprint(); print(json.dumps(sorted(sys.modules)))"
-    run = subprocess.run(
-        [sys.executable, "-c", probe], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    loaded = set(json.loads(run.stdout.splitlines()[-1]))
+    loaded = set(json.loads(output_of(probe, root).splitlines()[-1]))
     assert "draftrt" in loaded
     assert loaded.isdisjoint(HEAVY), sorted(loaded & set(HEAVY))
+
+
+def test_importing_the_package_is_quick_and_loads_no_third_party_package(root: Path) -> None:
+    probe = """
+import sys, time
+before, started = set(sys.modules), time.perf_counter()
+import draftrt
+draftrt.load
+taken = time.perf_counter() - started
+import json
+names = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(json.dumps([taken, sorted(names - set(sys.stdlib_module_names) - {"draftrt"})]))
+draftrt.DecodeOptions(max_tokens=1)
+try:
+    draftrt.nothing
+except AttributeError as error:
+    print(error)
+"""
+    first, second = output_of(probe, root).splitlines()
+    taken, packages = json.loads(first)
+    assert taken < 0.5
+    assert packages == []
+    assert second == "module 'draftrt' has no attribute 'nothing'"
+
+
+def output_of(program: str, root: Path) -> str:
+    """What a program prints in an interpreter of its own."""
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout

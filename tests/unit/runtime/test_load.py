@@ -135,8 +135,19 @@ def test_a_broken_generation_config_is_named(write_bundle: WriteBundle) -> None:
             read_stop_ids(Bundle.open(folder))
 
 
-def test_a_target_exported_alone_cannot_speculate(write_bundle: WriteBundle) -> None:
+def test_a_target_without_a_graph_of_its_own_needs_its_folder(write_bundle: WriteBundle) -> None:
     folder = write_bundle()
-    write_manifest(folder, replace(Bundle.open(folder).manifest, drafter=None))
-    with pytest.raises(BundleError, match="holds a target and no drafter"):
+    write_manifest(folder, replace(Bundle.open(folder).manifest, drafter=None, graphs={}))
+    with pytest.raises(BackendError, match="no target to run: none is recorded"):
         load(folder)
+
+
+def test_a_port_that_cannot_be_is_refused(write_bundle: WriteBundle, tmp_path: Path) -> None:
+    folder = write_bundle()
+    with pytest.raises(BundleError, match="bundle: holds no target graph") as refusal:
+        load(folder, target_port="graph")
+    assert "--target-graph" in refusal.value.hint
+    with pytest.raises(BackendError, match="a target folder was given"):
+        load(folder, target_port="graph", target=tmp_path)
+    with pytest.raises(BackendError, match=r"no target port 'torch', there is \['graph', 'hf'\]"):
+        load(folder, target_port="torch")

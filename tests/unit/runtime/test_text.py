@@ -98,6 +98,15 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"{", b"{}", b"\xff\xfe"], ids=["cut", "empty", "no text"])
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(
+        BundleError, match=r"tokenizer\.json: the tokenizers package cannot read it"
+    ):
+        load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("chunks", "stops", "pieces", "found"),
     [
