@@ -95,17 +95,17 @@ class Drafter(nn.Module):
     def _embed(self, anchor: Tensor) -> Tensor:
         """Embed the block [anchor, mask, mask, ...] as [K, H] float32."""
         spec, w = self.spec, self._weights
-        masks = spec.block_size - 1
-        if spec.mask_embedding:
-            first = F.embedding(anchor, w("embed_tokens.weight")).float()
-            row = w("mask_embedding").float()
-            is_mask = (anchor == spec.mask_token_id)[:, None]
-            x = torch.cat((torch.where(is_mask, row[None], first), row.expand(masks, -1)))
+        filler = torch.full(
+            (spec.block_size - 1,), spec.mask_token_id, dtype=torch.int64, device=anchor.device
+        )
+        ids = torch.cat((anchor, filler))
+        if spec.mask_embedding:  # the mask id need not be in the table
+            is_mask = ids == spec.mask_token_id
+            ids = ids.masked_fill(is_mask, 0)
+            x = F.embedding(ids, w("embed_tokens.weight")).float()
+            x = torch.where(is_mask[:, None], w("mask_embedding"), x)
         else:
-            filler = torch.full(
-                (masks,), spec.mask_token_id, dtype=torch.int64, device=anchor.device
-            )
-            x = F.embedding(torch.cat((anchor, filler)), w("embed_tokens.weight")).float()
+            x = F.embedding(ids, w("embed_tokens.weight")).float()
         return x if spec.embedding_scale == 1.0 else x * spec.embedding_scale
 
     def _logits(self, hidden: Tensor) -> Tensor:

@@ -180,10 +180,17 @@ def attend_plainly(
     grouped = query.reshape(1, groups, (heads // groups) * rows, dim)
     scores = (grouped @ keys.transpose(-1, -2)).float() * scale
     scores = scores.reshape(1, heads, rows, keys.shape[2]).masked_fill(~mask, float("-inf"))
-    if sinks is not None:
-        column = sinks.float().reshape(1, heads, 1, 1).expand(1, heads, rows, 1)
-        weights = torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
-    else:
-        weights = torch.softmax(scores, dim=-1)
+    weights = torch.softmax(scores, dim=-1) if sinks is None else _softmax_beside(scores, sinks)
     weights = weights.to(query.dtype).reshape(1, groups, (heads // groups) * rows, keys.shape[2])
     return (weights @ values).reshape(1, heads, rows, dim)
+
+
+def _softmax_beside(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Softmax over scores [1, N, R, L] and one more logit a head, sinks [N], which is left out.
+
+    The sinks are only ever broadcast: a reshape of a weight is folded away by the exporter.
+    """
+    peak = torch.maximum(scores.amax(dim=-1).transpose(1, 2), sinks)  # [1, R, N]
+    raised = torch.exp(scores - peak.transpose(1, 2)[..., None])
+    total = raised.sum(dim=-1).transpose(1, 2) + torch.exp(sinks - peak)
+    return raised / total.transpose(1, 2)[..., None]
