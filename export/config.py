@@ -83,9 +83,7 @@ def read_config(
         for i in range(fields["num_layers"])
         if f"layers.{i}.self_attn.attention_sink_bias" in shapes
     )
-    fields["layers"] = read_layers(
-        facts, body, types, is_speculators=kind.is_speculators, sinks=sinks
-    )
+    fields["layers"] = read_layers(facts, kind, types, sinks)
     _check_sinks(facts, sinks)
     fields["rope"] = read_rope(facts, body, fields["head_dim"], types)
     fields |= read_block(facts, kind, sample_from_anchor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from draftrt.export.config_family import Kind
 from draftrt.export.facts import Facts
 from draftrt.spec import LayerSpec, WindowEdge
 
@@ -57,28 +58,31 @@ def _derived_types(facts: Facts, body: str, num_layers: int) -> tuple[tuple[str,
 
 
 def read_layers(
-    facts: Facts, body: str, types: tuple[str, ...], *, is_speculators: bool, sinks: frozenset[int]
+    facts: Facts, kind: Kind, types: tuple[str, ...], sinks: frozenset[int]
 ) -> tuple[LayerSpec, ...]:
     """Resolve window and causality of every layer.
 
     Args:
         facts: the config.
-        body: prefix of the keys that describe the layers.
+        kind: speculators count windows from the anchor and never make full layers causal; Muse
+            sees the key a whole window away too, ``|p - j| <= window``.
         types: attention type of each layer.
-        is_speculators: windows count from the anchor, and full layers are never causal.
         sinks: layers whose checkpoint holds sink logits.
     """
-    window = _window(facts, body, types)
-    causal_sliding, causal_full, why = _causality(facts, is_speculators, SLIDING in types)
+    window = _window(facts, kind.body, types)
+    causal_sliding, causal_full, why = _causality(facts, kind.is_speculators, SLIDING in types)
     facts.say("layers", f"{facts.sources['layers']}; causality: {why}")
-    edge = WindowEdge.ANCHOR if is_speculators else WindowEdge.QUERY
+    if window is not None and kind.format == "muse":
+        window += 1
+        facts.say("layers", f"{facts.sources['layers']}; window + 1: Muse includes its far edge")
+    edge = WindowEdge.ANCHOR if kind.is_speculators else WindowEdge.QUERY
     return tuple(
         LayerSpec(
             is_causal=causal_sliding, window=window, window_edge=edge, has_sink=index in sinks
         )
-        if kind == SLIDING
+        if layer_type == SLIDING
         else LayerSpec(is_causal=causal_full, has_sink=index in sinks)
-        for index, kind in enumerate(types)
+        for index, layer_type in enumerate(types)
     )
 
 
