@@ -192,7 +192,7 @@ def _run_worker(
     return child.run(
         [
             *(sys.executable, "-u", "-X", "faulthandler", "-m", "draftrt.engines.worker"),
-            *(str(scratch / "request.json"), str(scratch / "reply.json")),
+            *(str(scratch / "request.json"), str(scratch / "reply.json"), str(os.getpid())),
         ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         cwd=scratch,

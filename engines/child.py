@@ -62,20 +62,23 @@ def run(
         on_tick: called a few times a second with the seconds since the start.
     """
     start = time.monotonic()
+    process: subprocess.Popen[bytes] | None = None
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C on the terminal reaches this process only
-        )
         try:
+            with uninterrupted():  # a process that nobody knows of could not be ended
+                process = subprocess.Popen(
+                    command,
+                    env=env,
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C on the terminal reaches this process only
+                )
             timed_out = _wait(process, start + timeout_s, lambda: on_tick(time.monotonic() - start))
         finally:
-            _end(process)
+            if process is not None:
+                _end(process)
     return Ending(status=process.returncode, seconds=time.monotonic() - start, timed_out=timed_out)
 
 

@@ -1,4 +1,4 @@
-"""The build process: ``python -m draftrt.engines.worker request.json reply.json``.
+"""The build process: ``python -m draftrt.engines.worker REQUEST.json REPLY.json PARENT_PID``.
 
 A graph can crash the builder, so nothing else happens in this process and nothing is kept in it.
 What it prints is the build log.
@@ -27,9 +27,9 @@ FUSED_HEAD_DIMS = range(16, 257)
 _PR_SET_PDEATHSIG = 1
 
 
-def main(request_file: str, reply_file: str) -> None:
+def main(request_file: str, reply_file: str, parent: str) -> None:
     """Build what the request says and write the reply."""
-    _die_with_parent()
+    _die_with(int(parent))
     request = exchange.read(BuildRequest, Path(request_file))
     exchange.write(Path(reply_file), build(request))
 
@@ -188,9 +188,11 @@ def peak_rss_bytes() -> int:
     raise RuntimeError("no VmHWM in /proc/self/status")
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent dies, so that no build is left behind."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        sys.exit("the process that asked for this build is gone")
 
 
 if __name__ == "__main__":

@@ -207,17 +207,19 @@ def test_an_interrupted_command_ends_its_child_and_leaves_only_the_log(
     command = [sys.executable, "-m", "draftrt", "build", str(folder), "--sm", "86"]
     process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 20
-    while not list(folder.glob("plans/.*partial-*/log")):
+    children_file = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (started := children_file.read_text().split()):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    worker = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    worker = int(started[0])
     process.send_signal(number)
     process.communicate(timeout=20)
     assert process.returncode == status
     while Path(f"/proc/{worker}").exists() and "State:\tZ" not in status_of(worker):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert not list(folder.glob("plans/.*partial-*/reply.json"))  # it did not get to its end
     assert not list(folder.glob("plans/*.plan"))
     if number is not signal.SIGKILL:  # nothing can clean up after that one
         assert only_the_log_is_left(folder)
