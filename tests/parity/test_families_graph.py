@@ -1,0 +1,106 @@
+"""A few of the same drafters through the exported graph on ONNX Runtime, in both profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from draftrt.export.drafter import EXTRA_OUTPUTS
+from draftrt.export.load import load_drafter
+from draftrt.export.ops import Profile
+from draftrt.export.pipeline import ExportOptions, write_draft_graph
+from draftrt.export.target import Target
+from tests.parity.family_checkpoints import make_case
+from tests.parity.family_rounds import compare_rounds
+from tests.parity.family_rows import Row
+
+pytestmark = [pytest.mark.parity, pytest.mark.slow]
+CONTEXT = 48
+GRAPHS: tuple[tuple[Profile, Row], ...] = (
+    (
+        Profile.FIXED,
+        ("dflash2", "window below the block, both ways", "dynamic", "padded", "scaled and capped"),
+    ),
+    (
+        Profile.FIXED,
+        (
+            "dspark, speculators, rnn, fill-in",
+            "sliding and full",
+            "longrope",
+            "reduced by offsets",
+            "as they are",
+        ),
+    ),
+    (
+        Profile.FIXED,
+        (
+            "dflash from the anchor",
+            "use_swa with sinks and value scale",
+            "partial, interleaved",
+            "mask embedding",
+            "as they are",
+        ),
+    ),
+    (
+        Profile.COMPAT,
+        ("dflash2", "sliding both ways", "yarn", "padded, borrowed", "as they are"),
+    ),
+    (
+        Profile.COMPAT,
+        (
+            "dspark, speculators, gated",
+            "full with sinks and biases",
+            "llama3",
+            "reduced by absolute ids",
+            "as they are",
+        ),
+    ),
+    (
+        Profile.COMPAT,
+        ("gemma4, vanilla", "full", "proportional", "own", "scaled and capped"),
+    ),
+)
+
+
+class Session:
+    """The graph on ONNX Runtime, carrying its caches from round to round."""
+
+    def __init__(self, path: Path) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._caches = {
+            entry.name: np.zeros(entry.shape, np.float32)
+            for entry in self._session.get_inputs()
+            if entry.name.startswith("past_")
+        }
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        names = [entry.name for entry in self._session.get_outputs()]
+        got = dict(zip(names, self._session.run(None, {**feeds, **self._caches}), strict=True))
+        self._caches = {
+            name.replace("present_", "past_"): value
+            for name, value in got.items()
+            if name.startswith("present_")
+        }
+        return got
+
+
+@pytest.mark.parametrize(
+    ("profile", "row"), GRAPHS, ids=lambda value: getattr(value, "value", value and value[0])
+)
+def test_a_graph_computes_what_the_slow_drafter_does(
+    profile: Profile, row: Row, tmp_path: Path, toy_target: Target, toy_tables: dict[str, Any]
+) -> None:
+    case = make_case(row, tmp_path / "draft", toy_target, toy_tables)
+    loaded = load_drafter(case.folder, case.target)
+    options = ExportOptions(profile=profile, extra_outputs=EXTRA_OUTPUTS, max_context=CONTEXT)
+    entry = write_draft_graph(loaded, tmp_path, options, lambda line: None)
+    compare_rounds(case, Session(tmp_path / entry.file).run, seed=len(row[0]))
