@@ -44,11 +44,15 @@ class Bundle:
     def open(cls, path: Path | str) -> Bundle:
         """Read the manifest and check that every file it lists exists with its size.
 
+        A plan that was deleted counts as not built.
+
         Raises:
             BundleError: no bundle there, another format version, or files missing or resized.
         """
         folder = Path(path)
-        bundle = cls(folder, read_manifest(folder))
+        manifest = read_manifest(folder)
+        plans = {name: e for name, e in manifest.plans.items() if (folder / e.file).is_file()}
+        bundle = cls(folder, replace(manifest, plans=plans))
         sizes = {name: entry.bytes for name, entry in bundle.manifest.files.items()}
         sizes |= {entry.file: entry.size_bytes for entry in bundle.manifest.plans.values()}
         wrong = [_size_problem(folder / name, size) for name, size in sizes.items()]

@@ -1,6 +1,6 @@
 """Random checkpoints at the dimensions of published systems, to try exports at real size.
 
-    python -m draftrt.validate.published qwen3-4b-dflash --out build/published
+    python -m draftrt.validate.published_command qwen3-4b-dflash --out build/published
 
 writes ``draft/`` and ``target/`` folders (the target: config, tokenizer and the two tables a
 drafter borrows). Configs are written from the publishers' descriptions; weights are random, so a
@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from draftrt.validate.published_systems import SYSTEMS
@@ -98,17 +97,3 @@ def _write_random(
         values = 1 + 0.2 * piece if is_norm else scale * piece
         stream.write((values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes())
         left -= len(piece)
-
-
-@click.command()
-@click.argument("names", nargs=-1, type=click.Choice(sorted(SYSTEMS)))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write into.")
-def main(names: tuple[str, ...], out: Path) -> None:
-    """Write random checkpoints of the systems NAMES."""
-    for name in names:
-        draft, target = write_system(name, out)
-        click.echo(f"{name}: {draft} {target}")
-
-
-if __name__ == "__main__":
-    main()

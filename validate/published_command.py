@@ -1,0 +1,24 @@
+"""``python -m draftrt.validate.published_command``: write random checkpoints of published size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from draftrt.validate.published import write_system
+from draftrt.validate.published_systems import SYSTEMS
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(sorted(SYSTEMS)))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write into.")
+def main(names: tuple[str, ...], out: Path) -> None:
+    """Write random checkpoints of the systems NAMES."""
+    for name in names:
+        draft, target = write_system(name, out)
+        click.echo(f"{name}: {draft} {target}")
+
+
+if __name__ == "__main__":
+    main()
