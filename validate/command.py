@@ -90,10 +90,10 @@ def parity(bundle: Path, num_rounds: int, is_json: bool) -> None:
 @click.option("--target", required=True, type=FOLDER, help="Target checkpoint, with tokenizer.")
 @click.option(
     "--target-port",
-    type=click.Choice(["hf"]),
+    type=click.Choice(["hf", "graph"]),
     default="hf",
     show_default=True,
-    help="What runs the target: hf, transformers.",
+    help="What runs the target: hf, transformers; graph, its own exported graph.",
 )
 @click.option(
     "--threshold",
@@ -121,6 +121,7 @@ def trajectories(
         draft,
         target,
         expected,
+        target_port=target_port,
         threshold=threshold,
         report=lambda line: click.echo(line, err=True),
     ):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.bundle import Bundle
+from draftrt.bundle import Bundle, GraphEntry
 from draftrt.errors import BackendError
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.compare import Finding, compare_ids, compare_values
@@ -200,7 +200,15 @@ class Judge:
         return int(np.flatnonzero(want[0] != got[0])[0]) + 1
 
 
-_ROW_OUTPUTS = ("draft_ids", "draft_vocab_ids", "candidates", "logits", "confidence")
+_ROW_OUTPUTS = (
+    "draft_ids",
+    "draft_vocab_ids",
+    "candidates",
+    "candidate_ids",
+    "candidate_scores",
+    "logits",
+    "confidence",
+)
 
 
 def _compare(
@@ -236,7 +244,7 @@ def _compare(
             ),
         ]
         try:
-            run = Comparator.run(runners, data_loader=_feeds(spec, rounds), streaming=True)
+            run = Comparator.run(runners, data_loader=_feeds(spec, entry, rounds), streaming=True)
             results = Comparator.compare_accuracy(run, compare_func=judge)
         except PolygraphyException as error:
             raise BackendError(f"{bundle.path}: Polygraphy: {error}") from error
@@ -244,9 +252,13 @@ def _compare(
     return findings
 
 
-def _feeds(spec: DrafterSpec, rounds: Sequence[PlannedRound]) -> Iterator[Mapping[str, Any]]:
-    from draftrt.export.signature import round_feeds
+def _feeds(
+    spec: DrafterSpec, entry: GraphEntry, rounds: Sequence[PlannedRound]
+) -> Iterator[Mapping[str, Any]]:
+    from draftrt.export.signature import round_feeds, walk_to_compare
 
     rng = np.random.default_rng(0)
+    walk = walk_to_compare(entry.signature, entry.precision)
     for one in rounds:
-        yield round_feeds(spec, rng, new_rows=one.new_rows, context_length=one.context_length)
+        length = one.context_length
+        yield round_feeds(spec, rng, new_rows=one.new_rows, context_length=length, walk=walk)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftrt.bundle import Bundle
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.stats import Round
@@ -68,6 +69,7 @@ def check_trajectories(
     target: Path,
     expected: Path,
     *,
+    target_port: str = "hf",
     threshold: float | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Iterator[TrajectoryReport]:
@@ -75,8 +77,9 @@ def check_trajectories(
 
     Args:
         draft: drafter checkpoint.
-        target: target checkpoint, run as a Hugging Face model.
+        target: target checkpoint.
         expected: file of trajectories.
+        target_port: what runs the target: ``hf``, or ``graph``, its own exported graph.
         threshold: replay only rows recorded with this confidence threshold; None: all rows.
         report: gets one line a step of the export.
 
@@ -90,18 +93,19 @@ def check_trajectories(
         rows = [(n, row) for n, row in rows if row.confidence_threshold == threshold]
         if not rows:
             raise RecordError(f"{expected}: no row with threshold {threshold}, it has {known}")
-    with _exported(draft, target, report) as pair:
+    with _exported(draft, target, target_port, report) as (pair, block_size):
         for number, row in rows:
-            yield replay(number, row, pair)
+            yield replay(number, row, pair, block_size)
 
 
-def replay(number: int, recorded: Trajectory, pair: Pair) -> TrajectoryReport:
+def replay(number: int, recorded: Trajectory, pair: Pair, block_size: int) -> TrajectoryReport:
     """Decode a row's prompt and compare ids and rounds.
 
     Args:
         number: the row's place in the file.
         recorded: the row.
         pair: a loaded drafter and target.
+        block_size: K, rows the drafter is fed in a round.
 
     Raises:
         FeedError: prompt and output do not fit the caches.
@@ -115,7 +119,7 @@ def replay(number: int, recorded: Trajectory, pair: Pair) -> TrajectoryReport:
     rounds = list(pair.rounds(recorded.prompt_ids, options))
     output = [token for one in rounds for token in one.token_ids]
     drafted = rounds[1:]
-    count = min(len(drafted), recorded.num_comparable(pair.drafter.spec.block_size))
+    count = min(len(drafted), recorded.num_comparable(block_size))
     problems = _id_problems(recorded, output) + _round_problems(recorded, drafted[:count])
     return TrajectoryReport(
         row=number,
@@ -129,15 +133,21 @@ def replay(number: int, recorded: Trajectory, pair: Pair) -> TrajectoryReport:
 
 
 @contextmanager
-def _exported(draft: Path, target: Path, report: Callable[[str], None]) -> Iterator[Pair]:
+def _exported(
+    draft: Path, target: Path, target_port: str, report: Callable[[str], None]
+) -> Iterator[tuple[Pair, int]]:
+    """Give the pair, loaded from a bundle that is gone at the end, and its block size."""
     from draftrt.export.pipeline import ExportOptions, export_bundle
     from draftrt.runtime.load import load
 
+    is_graph = target_port == "graph"
     with tempfile.TemporaryDirectory(prefix="draftrt-trajectories-") as name:
-        options = ExportOptions(target_graph=False)  # transformers runs the target
+        options = ExportOptions(target_graph=is_graph)
         bundle = export_bundle(draft, target, Path(name) / "bundle", options, report)
-        with load(bundle, target=target) as pair:
-            yield pair
+        block_size = Bundle.open(bundle).drafter().block_size
+        folder = None if is_graph else target
+        with load(bundle, target=folder, target_port=target_port) as pair:
+            yield pair, block_size
 
 
 def _id_problems(recorded: Trajectory, output: Sequence[int]) -> list[str]:

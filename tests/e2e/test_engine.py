@@ -54,8 +54,11 @@ def test_a_pair_becomes_a_checked_bundle_with_a_plan_and_a_sample(tmp_path: Path
 @pytest.mark.trt
 @pytest.mark.slow
 def test_a_bf16_bundle_is_checked_through_an_fp32_export_that_is_not_kept(tmp_path: Path) -> None:
-    target = write_target(tmp_path / "target", ToyTarget())
-    draft = write_drafter(tmp_path / "draft", ToyDrafter(kind=Kind.ZLAB_DFLASH, num_layers=1))
+    target = write_target(tmp_path / "target", ToyTarget(num_layers=2))
+    toy = ToyDrafter(
+        kind=Kind.ZLAB_DFLASH, num_layers=1, target_layer_ids=(0, 1), num_target_layers=2
+    )
+    draft = write_drafter(tmp_path / "draft", toy)
     out = tmp_path / "engine"
     arguments = ["--precision", "bf16", "--sm", "89", "--no-run", "--json"]
     done = engine(draft, target, out, *arguments)

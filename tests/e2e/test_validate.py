@@ -36,6 +36,15 @@ def test_every_row_of_zlabs_loop_is_replayed() -> None:
     assert sum(one["accepted"] for one in rows) > 150
 
 
+def test_the_targets_own_graph_gives_the_same_rounds() -> None:
+    path = PAIRS / "expected-dspark.json"
+    done = trajectories("tiny-dspark", path, "--target-port", "graph", "--threshold", 0.15)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == [str(n) for n in range(7, 14)]
+    assert all(line.endswith("  same") for line in lines)
+
+
 def test_every_row_of_deepspecs_loop_is_replayed_and_a_spoilt_one_is_found(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = json.loads((PAIRS / "expected-dspark.json").read_text())
     spoilt = {**rows[2], "prompt": "spoilt", "acceptance_lengths": [*rows[2]["acceptance_lengths"]]}

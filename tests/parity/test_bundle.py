@@ -16,8 +16,10 @@ from click.testing import CliRunner, Result
 
 from draftrt.bundle import hash_files, read_manifest, write_manifest
 from draftrt.cli import group
+from draftrt.errors import ParityError
 from draftrt.export.pipeline import ExportOptions, export_bundle
 from draftrt.spec import Precision
+from draftrt.validate.engine import check_opens
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
@@ -146,6 +148,20 @@ def test_a_bf16_graph_is_refused_by_name(export: Export, tmp_path: Path) -> None
     assert done.exit_code == 1
     assert "ONNX Runtime has no bfloat16 kernels on the CPU" in done.stderr
     assert "fp32 or fp16" in done.stderr
+
+
+def test_a_draft_outside_the_targets_vocabulary_is_a_difference(
+    export: Export, tmp_path: Path
+) -> None:
+    bundle = export(DSPARK, Precision.FP32)
+    assert check_opens(bundle) == DSPARK.block_size
+    copy = shutil.copytree(bundle, tmp_path / "narrow")
+    manifest = read_manifest(copy)
+    assert manifest.drafter is not None
+    narrow = replace(manifest.drafter, target_vocab_size=1)
+    write_manifest(copy, replace(manifest, drafter=narrow))
+    with pytest.raises(ParityError, match=r"got draft ids \[.*\], expected 4 from 0 to 0"):
+        check_opens(copy)
 
 
 def test_a_bundle_whose_files_were_cut_is_not_checked(export: Export, tmp_path: Path) -> None:

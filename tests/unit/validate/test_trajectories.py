@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,9 +24,6 @@ class FakePair:
     """Gives rounds that were decided before, and keeps what it was asked for."""
 
     told: list[Round]
-    drafter: Any = field(
-        default_factory=lambda: SimpleNamespace(spec=SimpleNamespace(block_size=3))
-    )
     asked: list[DecodeOptions] = field(default_factory=list)
 
     def rounds(self, prompt_ids: Sequence[int], options: DecodeOptions) -> Iterator[Round]:
@@ -57,7 +53,7 @@ def check(
 ) -> Callable[[list[Round]], TrajectoryReport]:
     def run(rounds: list[Round]) -> TrajectoryReport:
         (recorded,) = read_trajectories(write_rows([row]))
-        return replay(0, recorded, cast(Pair, FakePair(rounds)))
+        return replay(0, recorded, cast(Pair, FakePair(rounds)), block_size=3)
 
     return run
 
@@ -119,7 +115,7 @@ def test_the_rows_threshold_is_applied_and_no_token_ends_the_text(
 ) -> None:
     row["confidence_threshold"] = 0.15
     pair = FakePair(told())
-    replay(0, read_trajectories(write_rows([row]))[0], cast(Pair, pair))
+    replay(0, read_trajectories(write_rows([row]))[0], cast(Pair, pair), block_size=3)
     assert pair.asked == [
         DecodeOptions(max_tokens=5, stop_ids=frozenset(), confidence_threshold=0.15)
     ]
