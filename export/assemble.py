@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftrt.export import rope
 from draftrt.export.checkpoint import TensorRef, from_array
-from draftrt.export.drafter import Drafter
+from draftrt.export.drafter import Drafter, SampledDrafter
 from draftrt.export.ops import Profile
 from draftrt.export.shapes import tensor_shapes
 from draftrt.spec import DrafterSpec, Precision
@@ -105,10 +105,12 @@ def reference_module(
     *,
     extra_outputs: tuple[str, ...] = (),
     profile: Profile = Profile.FIXED,
+    is_sampled: bool = False,
 ) -> Drafter:
     """Return the module with its contents loaded, ready to compute in eager mode."""
     contents = {name: tensor.source.read().to(tensor.dtype) for name, tensor in tensors.items()}
-    return Drafter(spec, contents, profile=profile, extra_outputs=extra_outputs).eval()
+    kind = SampledDrafter if is_sampled else Drafter
+    return kind(spec, contents, profile=profile, extra_outputs=extra_outputs).eval()
 
 
 def empty_caches(spec: DrafterSpec, precision: Precision, max_context: int) -> list[Tensor]:

@@ -43,6 +43,11 @@ from draftrt.spec import Precision
     help="Further outputs of the graph.",
 )
 @click.option(
+    "--sampled",
+    is_flag=True,
+    help="Let drafts be drawn at a temperature too (run --proposal sampled).",
+)
+@click.option(
     "--sample-from-anchor/--no-sample-from-anchor",
     default=None,
     help="Alignment, where the config leaves it open.",
@@ -67,6 +72,7 @@ def export(
     profile: str,
     max_context: int | None,
     outputs: tuple[str, ...],
+    sampled: bool,
     sample_from_anchor: bool | None,
     ignore_keys: tuple[str, ...],
     target_graph: bool | None,
@@ -78,6 +84,7 @@ def export(
         profile=Profile(profile),
         max_context=max_context,
         extra_outputs=outputs,
+        sampled=sampled,
         sample_from_anchor=sample_from_anchor,
         ignore_keys=frozenset(ignore_keys),
         target_graph=target_graph,

@@ -1,4 +1,4 @@
-"""DFlash v1 proposals: every row on its own, one argmax each."""
+"""DFlash v1 proposals: every row on its own, one choice each."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ def propose(spec: DrafterSpec, weights: Weights, rows: Yield) -> dict[str, Tenso
     Returns:
         ``draft_vocab_ids`` [n] int64 and ``logits`` [n, V'] float32.
     """
-    return {"draft_vocab_ids": rows.base_logits.argmax(dim=-1), "logits": rows.base_logits}
+    return {"draft_vocab_ids": rows.choose(0, rows.base_logits), "logits": rows.base_logits}

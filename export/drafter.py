@@ -13,10 +13,12 @@ from draftrt.export.families import BACKBONES, FAMILIES
 from draftrt.export.ops import Profile
 from draftrt.export.view import View, mask_of, needs_mask
 from draftrt.export.weights import register
-from draftrt.export.yields import Yield, to_target_ids
-from draftrt.spec import DrafterSpec
+from draftrt.export.yields import Noise, Yield, to_target_ids
+from draftrt.spec import DrafterSpec, VocabMap
 
 EXTRA_OUTPUTS = ("hidden", "base_logits", "logits", "draft_vocab_ids", "candidates")
+SAMPLED_INPUTS = ("noise", "inverse_temperature")
+SAMPLED_OUTPUTS = ("candidate_ids", "candidate_scores", "vocabulary_ids")
 
 
 class Drafter(nn.Module):
@@ -24,8 +26,12 @@ class Drafter(nn.Module):
 
     Attributes:
         spec: what it computes.
+        inputs: names of the inputs before the caches, in order.
         outputs: names of the outputs before the caches, in order.
     """
+
+    inputs: tuple[str, ...] = ("anchor", "target_hidden", "context_length")
+    is_sampled = False
 
     def __init__(
         self,
@@ -37,7 +43,7 @@ class Drafter(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
-        self.outputs = output_names(spec, extra_outputs)
+        self.outputs = output_names(spec, extra_outputs, is_sampled=self.is_sampled)
         self._profile = profile
         self._weights = register(self, tensors)
         layer = BACKBONES[spec.backbone].layer
@@ -62,6 +68,16 @@ class Drafter(nn.Module):
             The outputs named by `outputs`, then the caches with T + K rows written from
             ``context_length`` on, of which the caller keeps the first T.
         """
+        return self._draft(anchor, target_hidden, context_length, None, caches)
+
+    def _draft(
+        self,
+        anchor: Tensor,
+        target_hidden: Tensor,
+        context_length: Tensor,
+        noise: Noise | None,
+        caches: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
         spec, w = self.spec, self._weights
         view = self._view(target_hidden.shape[1], context_length, caches[0].shape[2])
         context = ops.linear(target_hidden[0], w("fc.weight")).float()
@@ -73,10 +89,17 @@ class Drafter(nn.Module):
             written += (keys, values)
         hidden = ops.rms_norm(x, w("norm.weight"), spec.rms_norm_eps)
         hidden = hidden[spec.block_size - spec.num_draft_tokens :]
-        rows = Yield(anchor, hidden, self._logits(hidden))
+        rows = Yield(anchor, hidden, self._logits(hidden), noise)
         named = FAMILIES[spec.family].propose(spec, w, rows)
         named["draft_ids"] = to_target_ids(spec, w, named["draft_vocab_ids"])
         named |= {"hidden": hidden, "base_logits": rows.base_logits}
+        if "candidate_ids" in self.outputs:
+            ids = named["candidate_ids"]
+            named["candidate_ids"] = to_target_ids(spec, w, ids.flatten()).reshape(ids.shape)
+        if "vocabulary_ids" in self.outputs:
+            columns = torch.arange(rows.base_logits.shape[1], device=anchor.device)
+            # Of constants alone the exporter would compute the result, from the placeholder of d2t.
+            named["vocabulary_ids"] = to_target_ids(spec, w, columns + (anchor - anchor))
         return (*(named[name][None] for name in self.outputs), *written)
 
     def _view(self, new_rows: int, context_length: Tensor, capacity: int) -> View:
@@ -117,8 +140,52 @@ class Drafter(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def output_names(spec: DrafterSpec, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+class SampledDrafter(Drafter):
+    """A `Drafter` whose choices are draws, by noise that the caller supplies.
+
+    Its further outputs say what each draft was drawn from, given the drafts before it: ``logits``
+    over the draft vocabulary, with the target ids of its columns where it is a reduced one, or with
+    a selector ``candidate_ids`` and ``candidate_scores``.
+    """
+
+    inputs = (*Drafter.inputs, *SAMPLED_INPUTS)
+    is_sampled = True
+
+    def forward(  # type: ignore[override]
+        self,
+        anchor: Tensor,
+        target_hidden: Tensor,
+        context_length: Tensor,
+        noise: Tensor,
+        inverse_temperature: Tensor,
+        *caches: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Draft one block; see `Drafter.forward`.
+
+        Args:
+            anchor: [1] int64.
+            target_hidden: [1, T, m * H_t] float32.
+            context_length: [1] int64.
+            noise: [1, n, W] float32, Gumbel noise, or zero for the greedy choice. W is V' = min(Vd,
+                V), or top_k with a selector.
+            inverse_temperature: [1] float32, factor on the scores; one for the greedy choice.
+            caches: for each layer keys and values, [1, G, L, D] each.
+        """
+        walk = Noise(noise[0], inverse_temperature)
+        return self._draft(anchor, target_hidden, context_length, walk, caches)
+
+
+def output_names(
+    spec: DrafterSpec, extra: tuple[str, ...] = (), *, is_sampled: bool = False
+) -> tuple[str, ...]:
     """Return the outputs before the caches, in graph order, without extras the family lacks."""
     names = ["draft_ids"] + (["confidence"] if spec.confidence is not None else [])
     has = set(EXTRA_OUTPUTS) - (set() if spec.selector is not None else {"candidates"})
-    return (*names, *(name for name in EXTRA_OUTPUTS if name in extra and name in has))
+    asked = {name for name in extra if name in has}
+    if is_sampled and spec.selector is not None:
+        asked |= {"candidate_ids", "candidate_scores"}
+    elif is_sampled:
+        asked.add("logits")
+        if spec.vocab_map is not VocabMap.IDENTITY:
+            asked.add("vocabulary_ids")
+    return (*names, *(name for name in (*EXTRA_OUTPUTS, *SAMPLED_OUTPUTS) if name in asked))

@@ -25,7 +25,10 @@ def propose(spec: DrafterSpec, weights: Weights, rows: Yield) -> dict[str, Tenso
         confidence head, ``confidence`` [n] float32.
     """
     if spec.markov is None:
-        drafted = {"draft_vocab_ids": rows.base_logits.argmax(dim=-1), "logits": rows.base_logits}
+        drafted = {
+            "draft_vocab_ids": rows.choose(0, rows.base_logits),
+            "logits": rows.base_logits,
+        }
         embedded = None
     else:
         drafted, embedded = _walk(spec, weights, rows)
@@ -42,7 +45,7 @@ def _walk(spec: DrafterSpec, weights: Weights, rows: Yield) -> tuple[dict[str, T
         hidden = rows.hidden[k : k + 1]
         e = step.embed(previous)
         step_logits = rows.base_logits[k : k + 1] + step.bias(hidden, e)
-        chosen = step_logits.argmax(dim=-1)
+        chosen = rows.choose(k, step_logits)
         previous = to_target_ids(spec, weights, chosen)
         ids.append(chosen)
         logits.append(step_logits)

@@ -13,7 +13,7 @@ from draftrt.errors import SpecError, UnsupportedError, collect
 from draftrt.export.assemble import graph_tensors
 from draftrt.export.check import check_file, check_graph
 from draftrt.export.decoder_config import read_decoder
-from draftrt.export.drafter import Drafter
+from draftrt.export.drafter import Drafter, SampledDrafter
 from draftrt.export.graph_file import flexible_path, write_graph
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.ops import Profile
@@ -45,6 +45,7 @@ class ExportOptions:
         profile: operators the graph may use.
         max_context: rows of each cache; None: the declared positions, at most `DEFAULT_CONTEXT`.
         extra_outputs: further outputs of the graph (``logits``, ``hidden``, ...).
+        sampled: the drafts can be drawn at a temperature, by noise among the graph's inputs.
         sample_from_anchor: alignment where the config leaves it open.
         ignore_keys: unknown config keys declared to be without effect.
         target_graph: whether the target's graph is exported too; None: where it can be, and said
@@ -56,6 +57,7 @@ class ExportOptions:
     profile: Profile = Profile.FIXED
     max_context: int | None = None
     extra_outputs: tuple[str, ...] = ()
+    sampled: bool = False
     sample_from_anchor: bool | None = None
     ignore_keys: frozenset[str] = field(default_factory=frozenset)
     target_graph: bool | None = None
@@ -163,12 +165,21 @@ def write_draft_graph(
             f"warning: max_context {context} is beyond the {spec.rope.max_position_embeddings} "
             "positions the drafter declares; acceptance may fall there"
         )
-    extra = options.extra_outputs
-    signature = draft_signature(spec, precision, context, extra)
-    flexible = draft_signature(spec, precision, context, extra, is_flexible=True)
+    signature, flexible = (
+        draft_signature(
+            spec,
+            precision,
+            context,
+            options.extra_outputs,
+            is_flexible=is_flexible,
+            is_sampled=options.sampled,
+        )
+        for is_flexible in (False, True)
+    )
     tensors = graph_tensors(spec, loaded.tensors, precision, context)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    module = Drafter(
+    kind = SampledDrafter if options.sampled else Drafter
+    module = kind(
         spec,
         placeholders(shapes, lambda name: tensors[name].dtype),
         profile=options.profile,

@@ -8,7 +8,7 @@ from draftrt.bundle import Bundle
 from draftrt.errors import BundleError
 from draftrt.export.assemble import GraphTensor, graph_dtype, reference_module
 from draftrt.export.checkpoint import TensorRef, from_tensor
-from draftrt.export.drafter import EXTRA_OUTPUTS, Drafter
+from draftrt.export.drafter import EXTRA_OUTPUTS, SAMPLED_INPUTS, Drafter
 from draftrt.export.ops import Profile
 from draftrt.export.rope import table_tensors
 from draftrt.export.shapes import tensor_shapes
@@ -40,8 +40,13 @@ def module_from_bundle(
         )
         for name in wanted
     }
+    fed = {tensor.name for tensor in entry.signature.inputs}
     return reference_module(
-        spec, tensors, extra_outputs=extra_outputs, profile=Profile(entry.profile)
+        spec,
+        tensors,
+        extra_outputs=extra_outputs,
+        profile=Profile(entry.profile),
+        is_sampled=fed.issuperset(SAMPLED_INPUTS),
     )
 
 

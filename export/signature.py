@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from draftrt.errors import SpecError
-from draftrt.export.drafter import output_names
+from draftrt.export.drafter import SAMPLED_INPUTS, output_names
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DrafterSpec, Precision
 
 NEW_ROWS = "T"
 CAPACITY = "L"
+NOISE = SAMPLED_INPUTS[0]
+Walk = Literal["greedy", "drawn"]
 
 
 def draft_signature(
@@ -20,8 +24,17 @@ def draft_signature(
     extra_outputs: tuple[str, ...] = (),
     *,
     is_flexible: bool = False,
+    is_sampled: bool = False,
 ) -> Signature:
-    """Return the table of a draft graph; a flexible one leaves the rows of the caches open.
+    """Return the table of a draft graph.
+
+    Args:
+        spec: the drafter.
+        precision: element type of the caches.
+        max_context: rows of the caches, at most.
+        extra_outputs: further outputs.
+        is_flexible: leave the rows of the caches open.
+        is_sampled: the choices are draws, by noise among the inputs.
 
     Raises:
         SpecError: ``max_context`` leaves no room for a block and one context row.
@@ -35,7 +48,24 @@ def draft_signature(
         )
     rows = CAPACITY if is_flexible else max_context
     cache: tuple[int | str, ...] = (1, spec.num_kv_heads, rows, spec.head_dim)
-    inputs = [
+    inputs = _inputs(spec) + (_noise(spec) if is_sampled else [])
+    names = output_names(spec, extra_outputs, is_sampled=is_sampled)
+    outputs = [_output(spec, name) for name in names]
+    for index in range(2 * spec.num_layers):
+        name, dtype = f"{('key', 'value')[index % 2]}_{index // 2}", precision.dtype
+        past, present = f"past_{name}", f"present_{name}"
+        inputs.append(TensorSpec(name=past, dtype=dtype, shape=cache))
+        outputs.append(TensorSpec(name=present, dtype=dtype, shape=cache, alias=past))
+    ranges = {
+        NEW_ROWS: DimRange(min=1, opt=min(spec.num_draft_tokens + 1, longest), max=longest),
+    }
+    if is_flexible:
+        ranges[CAPACITY] = DimRange(min=spec.block_size + 2, opt=max_context, max=max_context)
+    return Signature(inputs=tuple(inputs), outputs=tuple(outputs), dimensions=ranges)
+
+
+def _inputs(spec: DrafterSpec) -> list[TensorSpec]:
+    return [
         TensorSpec(
             name="anchor",
             dtype="int64",
@@ -55,26 +85,35 @@ def draft_signature(
             about="cache rows committed before this call",
         ),
     ]
-    outputs = [_output(spec, name) for name in output_names(spec, extra_outputs)]
-    for index in range(spec.num_layers):
-        for part in ("key", "value"):
-            past = f"past_{part}_{index}"
-            inputs.append(TensorSpec(name=past, dtype=precision.dtype, shape=cache))
-            outputs.append(
-                TensorSpec(
-                    name=f"present_{part}_{index}", dtype=precision.dtype, shape=cache, alias=past
-                )
-            )
-    ranges = {
-        NEW_ROWS: DimRange(min=1, opt=min(spec.num_draft_tokens + 1, longest), max=longest),
-    }
-    if is_flexible:
-        ranges[CAPACITY] = DimRange(min=spec.block_size + 2, opt=max_context, max=max_context)
-    return Signature(inputs=tuple(inputs), outputs=tuple(outputs), dimensions=ranges)
+
+
+def num_choices(spec: DrafterSpec) -> int:
+    """Return how many candidates each draft is chosen from: top_k, or every draft id."""
+    if spec.selector is not None:
+        return spec.selector.top_k
+    return spec.draft_vocab_size - spec.num_padded_rows
+
+
+def _noise(spec: DrafterSpec) -> list[TensorSpec]:
+    return [
+        TensorSpec(
+            name="noise",
+            dtype="float32",
+            shape=(1, spec.num_draft_tokens, num_choices(spec)),
+            about="Gumbel noise on the scores of each draft; zero is greedy",
+        ),
+        TensorSpec(
+            name="inverse_temperature",
+            dtype="float32",
+            shape=(1,),
+            about="factor on the scores before the noise; one is greedy",
+        ),
+    ]
 
 
 def _output(spec: DrafterSpec, name: str) -> TensorSpec:
     drafts, width = spec.num_draft_tokens, spec.draft_vocab_size - spec.num_padded_rows
+    top = spec.selector.top_k if spec.selector else 0
     known = {
         "draft_ids": ("int64", (1, drafts), "drafted tokens in the target's vocabulary"),
         "confidence": (
@@ -91,14 +130,17 @@ def _output(spec: DrafterSpec, name: str) -> TensorSpec:
         "logits": (
             "float32",
             (1, drafts, width),
-            "logits the greedy choice is taken from (before the selector)",
+            "logits the choice is taken from (before the selector)",
         ),
         "draft_vocab_ids": ("int64", (1, drafts), "drafted tokens before d2t"),
         "candidates": (
             "int64",
-            (1, drafts, spec.selector.top_k if spec.selector else 0),
+            (1, drafts, top),
             "ascending candidate ids",
         ),
+        "candidate_ids": ("int64", (1, drafts, top), "what each draft was chosen from"),
+        "candidate_scores": ("float32", (1, drafts, top), "the selector's scores of the same"),
+        "vocabulary_ids": ("int64", (1, width), "target id of each column of the logits"),
     }
     dtype, shape, about = known[name]
     return TensorSpec(name=name, dtype=dtype, shape=shape, about=about)
@@ -111,13 +153,41 @@ def round_feeds(
     new_rows: int,
     context_length: int,
     scale: float = 1.0,
+    walk: Walk | None = None,
 ) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    """Return random feeds of one round, caches not included."""
+    """Return random feeds of one round, caches not included.
+
+    Args:
+        spec: the drafter.
+        rng: source of the values.
+        new_rows: T.
+        context_length: cache rows committed before the round.
+        scale: standard deviation of the features.
+        walk: how a sampled graph chooses; None for a graph without noise.
+    """
     ids = spec.target_vocab_size or spec.input_vocab_size
-    return {
+    feeds: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {
         "anchor": rng.integers(0, ids, size=(1,), dtype=np.int64),
         "target_hidden": (scale * rng.standard_normal((1, new_rows, spec.feature_size))).astype(
             np.float32
         ),
         "context_length": np.array([context_length], dtype=np.int64),
     }
+    shape = (1, spec.num_draft_tokens, num_choices(spec))
+    if walk == "greedy":
+        feeds["noise"] = np.zeros(shape, np.float32)
+        feeds["inverse_temperature"] = np.ones(1, np.float32)
+    elif walk == "drawn":
+        feeds["noise"] = rng.gumbel(size=shape).astype(np.float32)
+        feeds["inverse_temperature"] = rng.uniform(0.5, 2.0, size=1).astype(np.float32)
+    return feeds
+
+
+def walk_to_compare(signature: Signature, precision: Precision) -> Walk | None:
+    """Return how a graph should choose where it is compared with its module.
+
+    In 16 bits candidates of equal logits may come in another order, which noise would see.
+    """
+    if NOISE not in [tensor.name for tensor in signature.inputs]:
+        return None
+    return "drawn" if precision is Precision.FP32 else "greedy"

@@ -9,7 +9,7 @@ import click
 
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import PORTS, load
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.options import PROPOSALS, DecodeOptions, ProposalKind
 from draftrt.runtime.pair import Completion, Pair, Prompt
 from draftrt.runtime.stats import Stats
 
@@ -55,6 +55,13 @@ from draftrt.runtime.stats import Stats
     default=1.0,
     help="Above 1 discourages what was already said.",
 )
+@click.option(
+    "--proposal",
+    type=click.Choice(PROPOSALS),
+    default="argmax",
+    show_default=True,
+    help="Drafts are the most probable ones, or draws at the temperature.",
+)
 @click.option("--seed", type=int, help="Makes sampling reproducible.")
 @click.option(
     "--confidence-threshold",
@@ -82,6 +89,7 @@ def run(
     top_p: float,
     min_p: float,
     repetition_penalty: float,
+    proposal: ProposalKind,
     seed: int | None,
     confidence_threshold: float,
     chat: bool,
@@ -101,6 +109,7 @@ def run(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        proposal=proposal,
         seed=seed,
         confidence_threshold=confidence_threshold,
         stop_ids=frozenset() if ignore_eos else None,

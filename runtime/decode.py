@@ -19,7 +19,14 @@ from draftrt.errors import FeedError
 from draftrt.runtime.choose import Chooser
 from draftrt.runtime.drafter import Drafter, check_feature_size
 from draftrt.runtime.options import DecodeOptions
-from draftrt.runtime.propose import Proposal, check_threshold, confident_length, propose
+from draftrt.runtime.propose import (
+    Proposal,
+    check_proposal,
+    check_threshold,
+    confident_length,
+    propose,
+    sampler_of,
+)
 from draftrt.runtime.stats import FinishReason, Round
 from draftrt.runtime.target import Target, TargetRows
 
@@ -81,7 +88,8 @@ class Decoder:
 
         Raises:
             FeedError: no prompt, or no room for it and the wanted tokens; nothing has run.
-            UnsupportedError: a confidence threshold without a confidence head.
+            UnsupportedError: a confidence threshold without a confidence head, or drawn drafts from
+                a graph that takes no noise.
         """
         if len(prompt_ids) == 0:
             raise FeedError("the prompt has no tokens, expected at least 1")
@@ -104,6 +112,7 @@ class Decoder:
         rooms = [self.target.max_context]
         if self.drafter is not None:
             check_threshold(self.drafter.spec, options.confidence_threshold)
+            check_proposal(self.drafter, options)
             # The last round starts, at the latest, with one token missing. Its anchor is the token
             # before, and from the anchor's row on there must be a block in one cache and the rows
             # to verify in the other.
@@ -170,7 +179,9 @@ class Decoder:
         restored = perf_counter()
         offered, drafted = NOTHING, restored
         if self.drafter is not None:
-            offered = propose(self.drafter, now.token_ids[-1], now.features)
+            offered = propose(
+                self.drafter, now.token_ids[-1], now.features, sampler_of(options, self._rng)
+            )
             drafted = perf_counter()
         proposal = offered.head(confident_length(offered, options.confidence_threshold))
         block = np.concatenate([[now.token_ids[-1]], proposal.token_ids])

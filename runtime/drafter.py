@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.errors import FeedError
-from draftrt.runtime.backend import GraphSession, cache_bytes, cache_specs
+from draftrt.runtime.backend import Arrays, GraphSession, cache_bytes, cache_specs
 from draftrt.spec import DrafterSpec
+
+NOISE, INVERSE_TEMPERATURE = "noise", "inverse_temperature"
 
 
 class Drafter:
@@ -23,6 +25,9 @@ class Drafter:
         spec: the drafter's facts.
         context_length: committed tokens whose K/V are in the cache.
         capacity: rows of the cache, L.
+        noise_shape: shape of the noise that makes drafts draws, [1, n, W]; None where the graph
+            takes none.
+        extra_outputs: outputs beside ``draft_ids`` and ``confidence``.
     """
 
     def __init__(self, spec: DrafterSpec, session: GraphSession) -> None:
@@ -30,19 +35,40 @@ class Drafter:
         self.context_length = 0
         self.capacity = int(cache_specs(session.signature)[0].shape[2])
         self._session = session
+        shapes = {tensor.name: tensor.shape for tensor in session.signature.inputs}
+        self.noise_shape = tuple(map(int, shapes[NOISE])) if NOISE in shapes else None
+        self.extra_outputs = tuple(
+            tensor.name
+            for tensor in session.signature.outputs
+            if not tensor.alias and tensor.name not in ("draft_ids", "confidence")
+        )
+        self._greedy_walk: dict[str, NDArray[np.float32]] = {}
+        if self.noise_shape is not None:
+            zero, one = np.zeros(self.noise_shape, np.float32), np.ones(1, np.float32)
+            self._greedy_walk = {NOISE: zero, INVERSE_TEMPERATURE: one}
 
     @property
     def cache_bytes_per_token(self) -> int:
         """Bytes of K/V that one token takes in all layers together."""
         return cache_bytes(self._session.signature) // self.capacity
 
-    def draft(self, anchor: int, features: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    def draft(
+        self,
+        anchor: int,
+        features: NDArray[np.float32],
+        walk: Arrays | None = None,
+        *,
+        unwanted: tuple[str, ...] = (),
+    ) -> dict[str, NDArray[Any]]:
         """Append context and draft one block behind it.
 
         Args:
             anchor: last committed token; its position follows the new context.
             features: [1, T, m*H_t] float32, target features of the T >= 1 committed tokens that
                 the cache does not hold yet.
+            walk: ``noise`` and ``inverse_temperature`` of a graph that takes them; None for the
+                greedy choice.
+            unwanted: outputs that need not be fetched.
 
         Returns:
             The graph's outputs: ``draft_ids`` [1, n] int64, ``confidence`` [1, n] float32 where
@@ -59,8 +85,10 @@ class Drafter:
                 "anchor": np.array([anchor], np.int64),
                 "target_hidden": features,
                 "context_length": np.array([self.context_length], np.int64),
+                **(self._greedy_walk if walk is None else walk),
             },
             rows=self.context_length + int(features.shape[1]) + self.spec.block_size,
+            unwanted=unwanted,
         )
         self.context_length += int(features.shape[1])
         return outputs

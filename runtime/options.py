@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+ProposalKind = Literal["argmax", "sampled"]
+PROPOSALS: tuple[ProposalKind, ...] = get_args(ProposalKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,7 @@ class DecodeOptions:
             occurs in prompt or text; 1 is off.
         seed: makes sampling reproducible; None draws a fresh one.
         confidence_threshold: verify only the drafts before the first confidence below it; 0 is off.
+        proposal: how drafts are chosen: the most probable ones, or draws at this temperature.
     """
 
     max_tokens: int | None = None
@@ -36,6 +41,7 @@ class DecodeOptions:
     repetition_penalty: float = 1.0
     seed: int | None = None
     confidence_threshold: float = 0.0
+    proposal: ProposalKind = "argmax"
 
     def __post_init__(self) -> None:
         """Refuse values out of range.
@@ -52,6 +58,7 @@ class DecodeOptions:
             "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
             "repetition_penalty": (self.repetition_penalty > 0, "above 0"),
             "confidence_threshold": (0 <= self.confidence_threshold <= 1, "between 0 and 1"),
+            "proposal": (self.proposal in PROPOSALS, f"one of {list(PROPOSALS)}"),
         }
         for name, (is_right, expected) in ranges.items():
             if not is_right:

@@ -33,7 +33,8 @@ class DraftDistribution:
 
     Attributes:
         probabilities: [n, C] float64, each row sums to 1.
-        candidate_ids: [n, C] int64, target ids of the columns; None where column c is token c.
+        candidate_ids: [n, C] int64, target ids of the columns, no id twice in a row; None where
+            column c is token c.
     """
 
     probabilities: NDArray[np.float64]
@@ -48,8 +49,9 @@ class DraftDistribution:
     def subtract(self, row: int, p: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return max(p - q, 0), [V] float64."""
         rest: NDArray[np.float64] = p.copy()
-        ids = slice(None) if self.candidate_ids is None else self.candidate_ids[row]
-        rest[ids] = np.maximum(rest[ids] - self.probabilities[row], 0.0)
+        q = self.probabilities[row]
+        ids = slice(len(q)) if self.candidate_ids is None else self.candidate_ids[row]
+        rest[ids] = np.maximum(rest[ids] - q, 0.0)
         return rest
 
 

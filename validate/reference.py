@@ -39,8 +39,8 @@ class ReferenceRounds:
         """Draft one block; a context length of 0 starts a new sequence with empty caches.
 
         Args:
-            feeds: ``anchor`` [1] int64, ``target_hidden`` [1, T, m*H_t] float32, ``context_length``
-                [1] int64.
+            feeds: the module's inputs but the caches: ``anchor`` [1] int64, ``target_hidden``
+                [1, T, m*H_t] float32, ``context_length`` [1] int64, and what a sampled one adds.
 
         Returns:
             The outputs by name, then every cache as ``present_key_i`` and ``present_value_i``;
@@ -53,8 +53,7 @@ class ReferenceRounds:
         if int(feeds["context_length"][0]) == 0:
             self._caches = empty_caches(self._module.spec, self._precision, self._max_context)
         inputs = [
-            torch.from_numpy(np.ascontiguousarray(feeds[name]))
-            for name in ("anchor", "target_hidden", "context_length")
+            torch.from_numpy(np.ascontiguousarray(feeds[name])) for name in self._module.inputs
         ]
         with torch.no_grad():
             out = self._module(*inputs, *self._caches)

@@ -14,8 +14,8 @@ from draftrt.errors import BackendError
 from draftrt.spec import Precision
 
 CACHE = "cache"  # every past and present K/V
-IDS = ("draft_ids", "draft_vocab_ids", "candidates")
-VALUES = ("hidden", "base_logits", "logits", "confidence", CACHE)
+IDS = ("draft_ids", "draft_vocab_ids", "candidates", "candidate_ids", "vocabulary_ids")
+VALUES = ("hidden", "base_logits", "logits", "confidence", "candidate_scores", CACHE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
