@@ -18,9 +18,7 @@ from draftrt.export.shapes import tensor_shapes
 from draftrt.export.target import EMBED, HEAD, Target
 from draftrt.export.tensor_names import Canonical, canonicalise, cut_fused
 from draftrt.export.vocabulary import read_vocabulary
-from draftrt.spec import DrafterSpec
-
-IGNORED_TABLES = frozenset({"t2d"})
+from draftrt.spec import DrafterSpec, Family, VocabMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +168,11 @@ def _check_tensors(
         if name == HEAD and name in borrowed and ref.shape[0] > shape[0]:
             ref = ref.rows(0, shape[0])
         claimed[name] = _checked(ref, name, shape, names)
-    unclaimed = sorted(
-        set(names.tensors) - set(wanted) - IGNORED_TABLES - _unused_placeholders(spec)
-    )
+    left_out = _left_out(spec)
+    names.ignored |= {
+        names.original[name]: why for name, why in left_out.items() if name in names.tensors
+    }
+    unclaimed = sorted(set(names.tensors) - set(wanted) - set(left_out))
     if missing:
         names.findings.append(
             CheckpointError(
@@ -222,12 +222,14 @@ def _checked(ref: TensorRef, name: str, shape: tuple[int, ...], names: Canonical
     return ref
 
 
-def _unused_placeholders(spec: DrafterSpec) -> frozenset[str]:
-    return (
-        frozenset({"mask_embedding"})
-        if not spec.mask_embedding and spec.family.value == "dspark"
-        else frozenset()
-    )
+def _left_out(spec: DrafterSpec) -> dict[str, str]:
+    """Tensors under a canonical name that an answer does not need, with the reason."""
+    reasons = {"t2d": "says what d2t says"}
+    if spec.vocab_map is VocabMap.IDENTITY:
+        reasons["d2t"] = "maps every id to itself"
+    if spec.family is Family.DSPARK:
+        reasons["mask_embedding"] = "a placeholder in DSpark checkpoints"
+    return reasons
 
 
 def _some(items: list[str], limit: int = 8) -> str:

@@ -1,0 +1,323 @@
+"""Good checkpoints, each with another way to write it that means the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftrt.validate.toy_formats import drafter_config
+from draftrt.validate.toys import REMOVED, Kind, ToyDrafter
+
+ZLAB, DFLASH2 = Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2
+DEEPSPEC, DSPARK, GEMMA = Kind.DEEPSPEC_DFLASH, Kind.DEEPSPEC_DSPARK, Kind.DEEPSPEC_GEMMA4
+SPEC_DFLASH, SPEC_DSPARK = Kind.SPECULATORS_DFLASH, Kind.SPECULATORS_DSPARK
+Arrays = dict[str, NDArray[Any]]
+Change = Callable[[Arrays], Arrays]
+TOLERANCE = 1e-5  # where a file places a tensor decides how its products are summed
+THETA = 10_000.0
+BODY = "transformer_layer_config"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Same:
+    """A checkpoint and another way to write it."""
+
+    kind: Kind
+    toy: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Change | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float = TOLERANCE
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def renamed(*pairs: tuple[str, str]) -> Change:
+    """Replace the start of names."""
+
+    def change(arrays: Arrays) -> Arrays:
+        out = {}
+        for name, array in arrays.items():
+            old, new = next((p for p in pairs if name.startswith(p[0])), ("", ""))
+            out[new + name[len(old) :]] = array
+        return out
+
+    return change
+
+
+def prefixed(prefix: str) -> Change:
+    return lambda arrays: {prefix + name: array for name, array in arrays.items()}
+
+
+def fused(*parts: str, into: str) -> Change:
+    """Stack parts of every layer by rows, biases too."""
+
+    def change(arrays: Arrays) -> Arrays:
+        out = dict(arrays)
+        for name in arrays:
+            layer, _, rest = name.partition(f".{parts[0]}.")
+            if rest:
+                stack = [out.pop(f"{layer}.{part}.{rest}") for part in parts]
+                out[f"{layer}.{into}.{rest}"] = np.concatenate(stack)
+        return out
+
+    return change
+
+
+def with_(**added: NDArray[Any]) -> Change:
+    return lambda arrays: arrays | {n.replace("__", "."): a for n, a in added.items()}
+
+
+def without(*names: str) -> Change:
+    return lambda arrays: {n: a for n, a in arrays.items() if n not in names}
+
+
+def absolute(arrays: Arrays) -> Arrays:
+    return arrays | {"d2t": arrays["d2t"] + np.arange(len(arrays["d2t"]))}
+
+
+UNUSED = np.zeros(8, np.float32)
+ROWS: dict[str, Same] = {
+    # names
+    "model. before every name": Same(kind=ZLAB, arrays=prefixed("model.")),
+    "draft_model. before every name": Same(kind=DSPARK, arrays=prefixed("draft_model.")),
+    "Muse's encoder names": Same(
+        kind=ZLAB,
+        arrays=renamed(
+            ("fc.", "encoder.fc."),
+            ("hidden_norm.", "encoder.output_norm_enc."),
+            ("norm.", "final_norm."),
+        ),
+        config={"architectures": ["MuseGlimmerAssistantModel"]},
+    ),
+    "TorchSpec's context names": Same(
+        kind=DSPARK, arrays=renamed(("fc.", "context_proj."), ("hidden_norm.", "context_norm."))
+    ),
+    "a single layer as midlayer": Same(
+        kind=ZLAB, toy={"num_layers": 1}, arrays=renamed(("layers.0.", "midlayer."))
+    ),
+    "ModelOpt's flat head names": Same(
+        kind=DSPARK,
+        toy={"markov_type": "gated"},
+        arrays=renamed(("markov_head.", ""), ("confidence_head.proj.", "confidence_proj.")),
+    ),
+    "flat joint projection": Same(
+        kind=DSPARK, toy={"markov_type": "rnn"}, arrays=renamed(("markov_head.", ""))
+    ),
+    "early DSpark's logit_head": Same(
+        kind=DSPARK,
+        arrays=renamed(
+            ("markov_head.", "logit_head.markov_head."),
+            ("confidence_head.", "logit_head.confidence_head."),
+        ),
+    ),
+    "codebooks stored bare": Same(
+        kind=DFLASH2,
+        arrays=lambda arrays: {
+            name.replace("_codebook.weight", "_codebook"): array for name, array in arrays.items()
+        },
+    ),
+    "fused qkv": Same(
+        kind=ZLAB,
+        toy={"attention_bias": True},
+        arrays=fused("q_proj", "k_proj", "v_proj", into="qkv_proj"),
+    ),
+    "fused gate and up": Same(
+        kind=DSPARK, arrays=fused("gate_proj", "up_proj", into="gate_up_proj")
+    ),
+    # tensors that say nothing
+    "rotary buffers": Same(kind=ZLAB, arrays=with_(rotary_emb__inv_freq=UNUSED)),
+    "speculators' verifier tensors": Same(
+        kind=SPEC_DFLASH,
+        arrays=with_(verifier_norm__weight=UNUSED, verifier_lm_head__weight=np.zeros((9, 4), "f4")),
+    ),
+    "a DSpark placeholder for a mask embedding": Same(
+        kind=DSPARK, arrays=with_(mask_embedding=np.ones(40, np.float32))
+    ),
+    "t2d left out": Same(kind=SPEC_DSPARK, toy={"draft_vocab_size": 96}, arrays=without("t2d")),
+    # vocabularies
+    "d2t as absolute ids": Same(kind=SPEC_DSPARK, toy={"draft_vocab_size": 96}, arrays=absolute),
+    "d2t as absolute ids without t2d": Same(
+        kind=SPEC_DSPARK,
+        toy={"draft_vocab_size": 96},
+        arrays=lambda arrays: without("t2d")(absolute(arrays)),
+    ),
+    "d2t as int32": Same(
+        kind=SPEC_DSPARK,
+        toy={"draft_vocab_size": 96},
+        arrays=lambda arrays: arrays | {"d2t": arrays["d2t"].astype(np.int32)},
+    ),
+    "an identity d2t for a full vocabulary": Same(
+        kind=SPEC_DFLASH, arrays=with_(d2t=np.zeros(264, np.int64))
+    ),
+    # RoPE
+    "transformers 4 RoPE keys": Same(
+        kind=ZLAB, config={"rope_parameters": REMOVED, "rope_theta": THETA, "rope_scaling": None}
+    ),
+    "theta in both places, the same": Same(kind=ZLAB, config={"rope_theta": THETA}),
+    "yarn as rope_scaling": Same(
+        kind=ZLAB,
+        toy={
+            "rope": {
+                "rope_type": "yarn",
+                "rope_theta": THETA,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+        config={
+            "rope_parameters": REMOVED,
+            "rope_theta": THETA,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "one RoPE for each layer type": Same(
+        kind=ZLAB,
+        toy={"sliding_window": 6},
+        config={
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": THETA},
+                "sliding_attention": {"rope_type": "default", "rope_theta": THETA},
+                "rope_theta": None,
+            }
+        },
+    ),
+    "M-RoPE over text": Same(
+        kind=ZLAB,
+        config={
+            "rope_parameters": {
+                "rope_type": "mrope",
+                "rope_theta": THETA,
+                "mrope_section": [4, 2, 2],
+            }
+        },
+    ),
+    "neox said by both keys": Same(
+        kind=DFLASH2, config={"is_neox_style": True, "rope_is_neox_style": True}
+    ),
+    # block, taps, mask
+    "block_size in dflash_config": Same(
+        kind=ZLAB, config={"block_size": REMOVED, "dflash_config.block_size": 4}
+    ),
+    "z-lab's keys at the top level": Same(
+        kind=ZLAB,
+        config={"dflash_config": REMOVED, "target_layer_ids": [1, 3, 4], "mask_token_id": 259},
+    ),
+    "taps as hidden-state indices": Same(
+        kind=DSPARK,
+        config={"target_layer_ids": REMOVED, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
+    ),
+    "taps in both conventions": Same(
+        kind=DSPARK, config={"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
+    ),
+    "taps by default": Same(
+        kind=ZLAB,
+        toy={"num_layers": 3, "target_layer_ids": (1, 2, 3)},
+        config={"dflash_config.target_layer_ids": REMOVED},
+    ),
+    "the tap of a single layer by default": Same(
+        kind=ZLAB,
+        toy={"num_layers": 1, "target_layer_ids": (3,)},
+        config={"dflash_config.target_layer_ids": REMOVED},
+    ),
+    "mask id as pard_token": Same(
+        kind=ZLAB, config={"dflash_config.mask_token_id": REMOVED, "pard_token": 259}
+    ),
+    "integers written as floats": Same(kind=ZLAB, config={"block_size": 4.0, "hidden_size": 40.0}),
+    # alignment
+    "dspark_bonus_anchor": Same(
+        kind=SPEC_DSPARK,
+        toy={"draft_vocab_size": 96},
+        config={"sample_from_anchor": REMOVED, "dspark_bonus_anchor": False},
+    ),
+    "shift_label": Same(kind=DSPARK, config={"shift_label": True}),
+    "the flag for a config that is silent": Same(
+        kind=SPEC_DSPARK,
+        toy={"draft_vocab_size": 96, "sample_from_anchor": False},
+        config={"sample_from_anchor": REMOVED},
+        options={"sample_from_anchor": False},
+    ),
+    # attention
+    "windows as use_swa": Same(
+        kind=ZLAB,
+        toy={"sliding_window": 6, "num_layers": 1},
+        config={
+            "layer_types": ["full_attention"],
+            "use_sliding_window": REMOVED,
+            "sliding_window": REMOVED,
+            "dflash_config.use_swa": True,
+            "dflash_config.swa_window_size": 6,
+        },
+    ),
+    "layer types by max_window_layers": Same(
+        kind=ZLAB,
+        toy={"sliding_window": 6, "num_layers": 1},
+        config={"layer_types": REMOVED, "max_window_layers": 0},
+    ),
+    "no layer types": Same(kind=DSPARK, config={"layer_types": REMOVED}),
+    "causality in dflash_config": Same(
+        kind=ZLAB,
+        toy={"overrides": {"is_causal": True}},
+        config={"is_causal": REMOVED, "dflash_config.causal": True},
+    ),
+    # heads
+    "head keys in dspark_config": Same(
+        kind=DSPARK,
+        config={
+            "markov_rank": REMOVED,
+            "markov_head_type": REMOVED,
+            "enable_confidence_head": REMOVED,
+            "confidence_head_with_markov": REMOVED,
+            "dspark_config": {
+                "markov_rank": 12,
+                "markov_head_type": "vanilla",
+                "use_confidence_head": True,
+                "confidence_head_with_markov": True,
+            },
+        },
+    ),
+    "head keys with a prefix": Same(
+        kind=DSPARK,
+        config={
+            "markov_rank": REMOVED,
+            "dspark_markov_rank": 12,
+            "dspark_markov_head_type": "vanilla",
+        },
+    ),
+    "SpecForge's confidence_head_alpha": Same(
+        kind=DSPARK, config={"enable_confidence_head": REMOVED, "confidence_head_alpha": 0.5}
+    ),
+    "DSparkDraftModel with Qwen3 layers": Same(
+        kind=DSPARK, config={"architectures": ["DSparkDraftModel"]}
+    ),
+    "family by projector_type": Same(
+        kind=DSPARK, config={"architectures": REMOVED, "dflash_config.projector_type": "dspark"}
+    ),
+    "selector keys at the top level": Same(
+        kind=DFLASH2,
+        config={"dflash_config.selector_rank": REMOVED, "selector_rank": 6},
+    ),
+    "a soft cap of zero is off": Same(kind=ZLAB, config={"final_logit_softcapping": 0.0}),
+    "logit_scale as the multiplier": Same(
+        kind=ZLAB,
+        toy={"overrides": {"dflash_config.output_multiplier": 0.25}},
+        config={"dflash_config.output_multiplier": REMOVED, "logit_scale": 0.25},
+    ),
+    "speculators without a layer config of its own": Same(
+        kind=SPEC_DFLASH,
+        config={BODY: REMOVED, **drafter_config(ToyDrafter(kind=SPEC_DFLASH))[BODY]},
+    ),
+    "a tied head said and not shipped": Same(kind=ZLAB, config={"tie_word_embeddings": True}),
+    "a Gemma-4 drafter without its dtype": Same(kind=GEMMA, config={"dtype": REMOVED}),
+    # files
+    "sharded with an index": Same(kind=DSPARK, fields={"num_shards": 3}),
+    "bfloat16 weights": Same(kind=DSPARK, fields={"dtype": "bfloat16"}, tolerance=0.1),
+    "float16 weights": Same(kind=DFLASH2, fields={"dtype": "float16"}, tolerance=0.1),
+}
