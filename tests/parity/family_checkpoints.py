@@ -43,6 +43,7 @@ class Case:
     target: Target
     slow: SlowDrafter
     num_drafts: int
+    feature_size: int = len(TAPS) * HIDDEN
 
 
 def make_case(row: Row, folder: Path, target: Target, tables: Mapping[str, Any]) -> Case:
@@ -156,8 +157,7 @@ def rounds(case: Case, seed: int) -> list[tuple[NDArray[np.float32], int]]:
     rng = np.random.default_rng(seed)
     counts = (6, 1, case.num_drafts + 1, 2, 9)
     anchors = [*rng.integers(0, LOGICAL, len(counts) - 1), MASK]
-    width = len(TAPS) * HIDDEN
     return [
-        (rng.standard_normal((count, width)).astype(np.float32), int(anchor))
+        (rng.standard_normal((count, case.feature_size)).astype(np.float32), int(anchor))
         for count, anchor in zip(counts, anchors, strict=True)
     ]
