@@ -32,7 +32,7 @@ from draftrt.validate.runners import require
 
 T = TypeVar("T")
 DEFAULT_SMS = (86, 89, 120)
-DEFAULT_PROMPT = "Count from 3 by 2:"
+DEFAULT_PROMPT = "A song of 20 green bags:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
