@@ -91,7 +91,7 @@ def parity(bundle: Path, num_rounds: int, is_json: bool) -> None:
 @click.option(
     "--target-port",
     type=click.Choice(["hf", "graph"]),
-    default="hf",
+    default="graph",
     show_default=True,
     help="What runs the target: hf, transformers; graph, its own exported graph.",
 )
