@@ -37,13 +37,13 @@ def draft_signature(
         is_sampled: the choices are draws, by noise among the inputs.
 
     Raises:
-        SpecError: ``max_context`` leaves no room for a block and one context row.
+        SpecError: ``max_context`` leaves no room for a block and a few context rows.
     """
     longest = max_context - spec.block_size
-    if longest < 2:
+    if longest < 3:
         raise SpecError(
-            f"max_context: got {max_context}, expected at least {spec.block_size + 2} "
-            f"(block_size {spec.block_size} and two context rows)",
+            f"max_context: got {max_context}, expected at least {spec.block_size + 3} "
+            f"(block_size {spec.block_size} and three context rows)",
             hint="raise --max-context",
         )
     rows = CAPACITY if is_flexible else max_context

@@ -162,9 +162,9 @@ def test_a_context_without_room_for_a_block_is_refused(
     draft: Path, target: Path, tmp_path: Path
 ) -> None:
     before = files_below(tmp_path)
-    result = export(draft, target, tmp_path / "bundle", "--max-context", "5", "--no-target-graph")
+    result = export(draft, target, tmp_path / "bundle", "--max-context", "6", "--no-target-graph")
     assert result.exit_code == 1
-    assert "max_context: got 5, expected at least 6" in result.stderr
+    assert "max_context: got 6, expected at least 7" in result.stderr
     assert "raise --max-context" in result.stderr
     assert files_below(tmp_path) == before
 
