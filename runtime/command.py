@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from draftrt.runtime.graph_target import GraphTarget
-from draftrt.runtime.load import PORTS, load
+from draftrt.runtime.load import BACKENDS, PORTS, load
 from draftrt.runtime.options import PROPOSALS, DecodeOptions, ProposalKind
 from draftrt.runtime.pair import Completion, Pair, Prompt
 from draftrt.runtime.stats import Stats
@@ -69,6 +69,20 @@ from draftrt.runtime.stats import Stats
     default=0.0,
     help="Verify only drafts before the first confidence below it; 0 is off.",
 )
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default=BACKENDS[0],
+    show_default=True,
+    help="What runs the bundle's graphs; the TensorRTs run plans of draftrt build.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where ONNX Runtime and a Hugging Face target run.",
+)
 @click.option("--chat", is_flag=True, help="Wrap the prompt in the target's chat template.")
 @click.option("--plain", is_flag=True, help="Decode with the target alone.")
 @click.option(
@@ -92,6 +106,8 @@ def run(
     proposal: ProposalKind,
     seed: int | None,
     confidence_threshold: float,
+    backend: str,
+    device: str,
     chat: bool,
     plain: bool,
     threads: int,
@@ -115,7 +131,14 @@ def run(
         stop_ids=frozenset() if ignore_eos else None,
     )
     wanted: Prompt = [{"role": "user", "content": prompt}] if chat else prompt
-    with load(bundle, target=target, target_port=target_port, threads=threads) as pair:
+    with load(
+        bundle,
+        target=target,
+        target_port=target_port,
+        backend=backend,
+        device=device,
+        threads=threads,
+    ) as pair:
         if as_json:
             done = pair.generate(wanted, options, stop=stop, speculate=not plain)
             click.echo(json.dumps(_report(done)))

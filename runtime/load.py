@@ -18,6 +18,7 @@ TARGET_NOTE = "target_path"  # manifest note: the target's folder on the machine
 
 
 PORTS = ("graph", "hf")  # how a target runs: the bundle's own graph, or a Hugging Face model
+BACKENDS = ("onnxruntime", "tensorrt-rtx", "tensorrt")  # what runs the graphs of the bundle
 
 
 def load(
@@ -25,6 +26,7 @@ def load(
     *,
     target: Path | str | None = None,
     target_port: str | None = None,
+    backend: str = "onnxruntime",
     device: str = "cpu",
     threads: int = 1,
 ) -> Pair:
@@ -35,12 +37,13 @@ def load(
         target: the target's Hugging Face folder; None takes the one the bundle was exported from.
         target_port: one of `PORTS`. None: the bundle's target graph where it has one and no
             ``target`` folder is given, else the Hugging Face model.
-        device: ``cpu`` or ``cuda``.
+        backend: one of `BACKENDS`. The two TensorRTs run the bundle's plans on the GPU.
+        device: where ONNX Runtime and a Hugging Face target run, ``cpu`` or ``cuda``.
         threads: threads of each model; more than the machine's cores slows both down.
 
     Raises:
         BundleError: no bundle there, its files changed, or it lacks the graph asked for.
-        BackendError: a package, provider or the target's folder is missing.
+        BackendError: a package, provider, plan or the target's folder is missing.
         SpecError: the folder holds another model than the bundle was exported for.
     """
     bundle = Bundle.open(path)
@@ -49,15 +52,18 @@ def load(
     port = _port(bundle, target, target_port)
     taps = () if spec is None else spec.target_layer_ids
     folder = find_target(bundle, target) if port == "hf" else None
+
+    def open_on(name: str) -> GraphSession:
+        return open_graph(bundle, name, backend=backend, device=device, threads=threads)
+
     drafter = None
     if spec is not None:
-        drafter = Drafter(spec, open_graph(bundle, "draft", device=device, threads=threads))
+        drafter = Drafter(spec, open_on("draft"))
     model: Target
     if folder is not None:
         model = HfTarget(folder, taps, device=device, threads=threads)
     else:
-        session = open_graph(bundle, "target", device=device, threads=threads)
-        model = GraphTarget(session, bundle.graph("target").max_context)
+        model = GraphTarget(open_on("target"), bundle.graph("target").max_context)
     return Pair(model, drafter, bundle.file("tokenizer"), stop_ids)
 
 
@@ -79,14 +85,31 @@ def _port(bundle: Bundle, target: Path | str | None, wanted: str | None) -> str:
 
 
 def open_graph(
-    bundle: Bundle, name: str = "draft", *, device: str = "cpu", threads: int = 1
+    bundle: Bundle,
+    name: str = "draft",
+    *,
+    backend: str = "onnxruntime",
+    device: str = "cpu",
+    threads: int = 1,
 ) -> GraphSession:
-    """Open a graph of a bundle on ONNX Runtime.
+    """Open a graph of a bundle.
+
+    Args:
+        bundle: the bundle.
+        name: of the graph.
+        backend: one of `BACKENDS`; the two TensorRTs run a plan that was built from the graph.
+        device: for ONNX Runtime, ``cpu`` or ``cuda``.
+        threads: for ONNX Runtime, threads of an operator.
 
     Raises:
         BundleError: the bundle has no such graph, or another one than its manifest describes.
-        BackendError: onnxruntime is missing, has no such device, or refuses the graph.
+        BackendError: the backend's package is missing, it has no such device or no plan that runs
+            here, or it refuses the graph.
     """
+    if backend != "onnxruntime":
+        from draftrt.runtime.trt_plan import open_plan
+
+        return open_plan(bundle, name, backend)
     from draftrt.runtime.ort import OrtSession
 
     entry = bundle.graph(name)
