@@ -83,7 +83,7 @@ def make_model(name: str, folder: Path) -> Any:
 
 def greedy(model: Any, count: int) -> list[int]:
     """Decode without a cache: one full forward a token."""
-    ids = PROMPT.tolist()
+    ids: list[int] = PROMPT.tolist()
     for _ in range(count):
         with torch.no_grad():
             logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
