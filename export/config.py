@@ -26,7 +26,7 @@ from draftrt.export.config_heads import (
 )
 from draftrt.export.config_rope import read_rope
 from draftrt.export.facts import Facts
-from draftrt.export.harmless import HARMLESS
+from draftrt.export.harmless import HARMLESS, INHERITED
 from draftrt.spec import Backbone
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -85,11 +85,13 @@ def read_config(
     )
     fields["layers"] = read_layers(facts, kind, types, sinks)
     _check_sinks(facts, sinks)
-    fields["rope"] = read_rope(facts, body, fields["head_dim"], types)
+    fields["rope"] = read_rope(facts, body, fields["head_dim"], types, rotates_whole=True)
     fields |= read_block(facts, kind, sample_from_anchor)
     fields |= read_taps(facts, kind, fields["num_layers"], fields["hidden_size"])
     fields["markov"] = read_markov(facts, kind, shapes)
-    fields["confidence"] = read_confidence(facts, kind, shapes, fields["markov"])
+    fields["confidence"] = read_confidence(
+        facts, kind, shapes, fields["markov"], fields["hidden_size"]
+    )
     fields["selector"], fields["conv"] = read_dflash2(facts, kind)
     if fields["conv"] is not None and fields["hidden_size"] % fields["conv"].group_size:
         facts.error(
@@ -236,9 +238,15 @@ def _refuse_unknown(facts: Facts, body: str, ignore: frozenset[str]) -> None:
             "take the publisher's bf16 checkpoint",
             unsupported=True,
         )
+    for key, value in facts.table(body[:-1]).items() if body else ():
+        if facts.config.get(key) == value:  # some exporters repeat the layers' keys at the top
+            facts.raw(key)
     scopes = ["", "dflash_config", "dspark_config", *([body[:-1]] if body else [])]
     unknown = [
-        key for scope in scopes for key in facts.unknown_keys(scope, HARMLESS) if key not in ignore
+        key
+        for scope in scopes
+        for key in facts.unknown_keys(scope, HARMLESS | INHERITED)
+        if key not in ignore
     ]
     if unknown:
         facts.error(

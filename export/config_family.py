@@ -13,9 +13,11 @@ ARCHITECTURES: dict[str, tuple[Family, Backbone]] = {
     "MuseGlimmerAssistantModel": (Family.DFLASH, Backbone.QWEN3),
     "DFlash2DraftModel": (Family.DFLASH2, Backbone.QWEN3),
     "Qwen3DFlash2Model": (Family.DFLASH2, Backbone.QWEN3),
+    "Qwen3DFlash2DraftModel": (Family.DFLASH2, Backbone.QWEN3),
     "DSparkDraftModel": (Family.DSPARK, Backbone.QWEN3),
     "Qwen3DSparkModel": (Family.DSPARK, Backbone.QWEN3),
     "Qwen3OmniDSparkModel": (Family.DSPARK, Backbone.QWEN3),
+    "Lfm2DSparkDraftModel": (Family.DSPARK, Backbone.QWEN3),
     "Gemma4DSparkModel": (Family.DSPARK, Backbone.GEMMA4),
 }
 DEEPSPEC = frozenset({"Qwen3DSparkModel", "Gemma4DSparkModel"})
@@ -24,6 +26,9 @@ MODEL_TYPES = {
     "qwen3_text": Backbone.QWEN3,
     "qwen3_5": Backbone.QWEN3,
     "qwen3_5_text": Backbone.QWEN3,
+    "qwen3_dflash": Backbone.QWEN3,
+    "qwen3_dflash2": Backbone.QWEN3,
+    "qwen3_dspark": Backbone.QWEN3,
     "dflash": Backbone.QWEN3,
     "dflash2": Backbone.QWEN3,
     "dspark": Backbone.QWEN3,
@@ -221,6 +226,9 @@ def refuse_backbones(facts: Facts, body: str, architecture: str) -> None:
         for key, what in REFUSED.items():
             if facts.raw(scope + key) not in (None, False):
                 refuse(what, scope + key)
+    mode = facts.raw("dflash_config.attention_mode")
+    if mode not in (None, "gqa"):
+        refuse(f"attention_mode {mode!r:.40}", "dflash_config.attention_mode")
     if facts.raw("model_arch") not in (None, "transformer"):
         refuse(f"model_arch {facts.raw('model_arch')!r:.40}", "model_arch")
     if (

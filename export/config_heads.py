@@ -50,12 +50,12 @@ def read_markov(facts: Facts, kind: Kind, shapes: Shapes) -> MarkovSpec | None:
 
 
 def read_confidence(
-    facts: Facts, kind: Kind, shapes: Shapes, markov: MarkovSpec | None
+    facts: Facts, kind: Kind, shapes: Shapes, markov: MarkovSpec | None, hidden_size: int
 ) -> ConfidenceSpec | None:
     """Resolve the confidence head from its four spellings and its tensors."""
     has_tensor = "confidence_head.proj.weight" in shapes
     paths = search("enable_confidence_head") + search("use_confidence_head")
-    alpha = facts.raw("confidence_head_alpha")
+    alpha = next((a for p in search("confidence_head_alpha") if (a := facts.raw(p))), None)
     if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and alpha > 0:
         default, why = True, "confidence_head_alpha"
     else:
@@ -65,8 +65,13 @@ def read_confidence(
         )
     enabled = facts.flag("confidence", paths, default=default, why=why)
     source = facts.sources.get("confidence", "enable_confidence_head")
+    width = hidden_size + (markov.rank if markov is not None else 0)
+    sees_markov = width != hidden_size and shapes.get("confidence_head.proj.weight") == (1, width)
     with_markov = facts.flag(
-        "confidence", search("confidence_head_with_markov"), default=False, why="default false"
+        "confidence",
+        search("confidence_head_with_markov"),
+        default=sees_markov,
+        why="width of confidence_head.proj.weight",
     )
     with_source = facts.sources.get("confidence")
     if not enabled:

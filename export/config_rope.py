@@ -26,7 +26,14 @@ POSITIVE = (
 )
 
 
-def read_rope(facts: Facts, body: str, head_dim: int, layer_types: Sequence[str]) -> RopeSpec:
+def read_rope(
+    facts: Facts,
+    body: str,
+    head_dim: int,
+    layer_types: Sequence[str],
+    *,
+    rotates_whole: bool = False,
+) -> RopeSpec:
     """Resolve the rotary embedding.
 
     Args:
@@ -34,11 +41,16 @@ def read_rope(facts: Facts, body: str, head_dim: int, layer_types: Sequence[str]
         body: prefix of the keys that describe the layers, with its dot, or empty.
         head_dim: elements of a head.
         layer_types: attention type of each layer, which selects nested parameters.
+        rotates_whole: the layers turn the whole head whatever ``partial_rotary_factor`` says, as
+            the Qwen3 and Gemma-4 code that drafters are trained with does; their configs often
+            copy that key from a target.
     """
     table, where = _parameters(facts, body, layer_types)
     theta = _theta(facts, body, table, where)
     kind = _type(facts, table, where)
     partial = _partial(facts, body, table, where)
+    if rotates_whole and partial != 1.0 and kind != "proportional":
+        partial = _ignored_share(facts, kind, partial)
     rotary = head_dim if kind == "proportional" else int(head_dim * partial)
     if rotary % 2 or rotary < 2:
         facts.error(
@@ -124,6 +136,20 @@ def _nested(
             "keep the one the checkpoint was trained with",
         )
     return entries[0], f"{path}.{used[0]}"
+
+
+def _ignored_share(facts: Facts, kind: str, partial: float) -> float:
+    if kind == "default":
+        facts.warnings.append(
+            f"partial_rotary_factor {partial:g} has no effect: these layers turn the whole head"
+        )
+    else:
+        facts.error(
+            f"partial_rotary_factor {partial:g} with rope_type {kind!r} is not supported",
+            "the layers' published code cannot run it",
+            unsupported=True,
+        )
+    return 1.0
 
 
 def _partial(facts: Facts, body: str, table: dict[str, Any], where: str) -> float:

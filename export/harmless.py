@@ -1,4 +1,4 @@
-"""Config keys that do not change what a drafter computes; every other unknown key is refused."""
+"""Config keys that do not change what a model computes; every other unknown key is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,18 @@ verifier_name_or_path verifier speculators_version speculators_config has_no_def
 embed_requires_grad specforge_version modelopt_version
 producer license base_model library_name creation_time commit git_sha notes
 num_speculative_tokens speculative_tokens block_sizes loss_decay_factor gamma num_blocks
-flex_attention use_flex_attention attention_backend
+flex_attention use_flex_attention attention_backend selector_loss_weight runtime_block_size
+mask_token
 """
 
+# A drafter's config is often a copy of its target's. Each of these, if it held for the drafter's
+# own layers, would show in its tensors, which are all accounted for.
+_INHERITED = """
+attn_output_gate output_gate_type full_attention_interval linear_num_key_heads
+linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim
+mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings text_config vision_config
+audio_config image_token_id video_token_id vision_start_token_id vision_end_token_id
+"""
+
+INHERITED = frozenset(_INHERITED.split())
 HARMLESS = frozenset(_TRANSFORMERS.split()) | frozenset(_TRAINING.split())

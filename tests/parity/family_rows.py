@@ -203,11 +203,12 @@ def rope(bars: str = "", **parameters: Any) -> Choice:
     if "max_position" in parameters:
         config["max_position_embeddings"] = parameters.pop("max_position")
     is_interleaved = parameters.pop("interleaved", False)
+    copied = {"partial_rotary_factor": parameters.pop("copied")} if "copied" in parameters else {}
     if is_interleaved:
         config["is_neox_style"] = False
     parameters = {"rope_theta": 10_000.0, **parameters}
     return Choice(
-        config={**config, "rope_parameters": parameters},
+        config={**config, "rope_parameters": {**parameters, **copied}},
         means={
             "rope": parameters,
             "interleaved": is_interleaved,
@@ -221,8 +222,7 @@ FACTORS = [1.0, 1.1, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0]
 ROPE_AXIS = {
     "neox": rope(rope_type="default"),
     "interleaved": rope(rope_type="default", interleaved=True),
-    "partial": rope(rope_type="default", partial_rotary_factor=0.5),
-    "partial, interleaved": rope(rope_type="default", partial_rotary_factor=0.5, interleaved=True),
+    "a share that has no effect": rope(rope_type="default", copied=0.5),
     "linear": rope(rope_type="linear", factor=4.0),
     "dynamic": rope(rope_type="dynamic", factor=2.0, max_position=12),
     "yarn": rope(rope_type="yarn", factor=8.0, original_max_position_embeddings=16),

@@ -42,7 +42,7 @@ GRAPHS: tuple[tuple[Profile, Row], ...] = (
         (
             "dflash from the anchor",
             "use_swa with sinks and value scale",
-            "partial, interleaved",
+            "interleaved",
             "mask embedding",
             "as they are",
         ),

@@ -166,8 +166,9 @@ ROWS: dict[str, Published] = {
         config=RANK_0,
     ),
     "LiquidAI/LFM2.5-2.6B-DSpark": newer(
-        "DSparkDraftModel",
+        "Lfm2DSparkDraftModel",
         (30, 2048, 128_000, 128_000),
+        mlp=6144,
         heads=(32, 8, 64),
         vocab=128_000,
         block=9,
@@ -178,6 +179,7 @@ ROWS: dict[str, Published] = {
     "RadixArk/Kimi-K3-DSpark": newer(
         "DSparkDraftModel",
         (93, 7168, 163_840, 163_840),
+        mlp=14_336,
         heads=NARROW,
         vocab=163_840,
         block=7,
@@ -196,6 +198,7 @@ ROWS: dict[str, Published] = {
     "RadixArk GLM-5.2 DSpark": newer(
         "DSparkDraftModel",
         (78, 6144, 154_880, 154_880),
+        mlp=12_288,
         heads=NARROW,
         vocab=154_880,
         block=7,
@@ -206,6 +209,7 @@ ROWS: dict[str, Published] = {
     "SpecForge Inkling DSpark": newer(
         "DSparkDraftModel",
         (66, 6144, 200_058, 201_024),
+        mlp=12_288,
         heads=NARROW,
         vocab=201_024,
         block=7,
@@ -222,6 +226,25 @@ ROWS: dict[str, Published] = {
         taps=(5, 17, 35, 47, 59),
         mask=200_064,
         theta=8e6,
+    ),
+    "RadixArk/Qwen3.8-27B-DSpark": newer(
+        "DSparkDraftModel",
+        QWEN36,
+        mlp=17_408,
+        block=7,
+        taps=(5, 19, 33, 47, 61),
+        config={
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e7,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "rope_theta": 1e7,
+            "target_hidden_size": None,
+        },
     ),
     "SpecForge Qwen3.6-27B DSpark": newer(
         "DSparkDraftModel", QWEN36, mlp=17_408, taps=(2, 17, 32, 47, 62)

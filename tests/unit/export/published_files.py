@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.unit.export.published import DFLASH2, Published
+from tests.unit.export.published import DFLASH2, DSPARK, Published
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -83,15 +83,12 @@ def config_of(row: Published) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     }
-    if "DSpark" in row.architecture:
-        config |= own
-        if row.markov_rank:
-            config |= {
-                "markov_rank": row.markov_rank,
-                "markov_head_type": "vanilla",
-                "enable_confidence_head": True,
-                "confidence_head_with_markov": True,
-            }
+    if row.architecture == DSPARK:
+        config |= own | _dspark_keys(row)
+    elif "DSpark" in row.architecture:  # SpecForge's way
+        mode = {"attention_mode": "gqa", "projector_type": "dspark", "confidence_head_alpha": 1.0}
+        config["auto_map"] = {"AutoModel": "dspark.DSparkDraftModel"}
+        config["dflash_config"] = own | mode | _dspark_keys(row)
     else:
         config["dflash_config"] = own
         if row.architecture == DFLASH2:
@@ -101,6 +98,17 @@ def config_of(row: Published) -> dict[str, Any]:
         scope, _, key = path.rpartition(".")
         (config[scope] if scope else config)[key] = value
     return config
+
+
+def _dspark_keys(row: Published) -> dict[str, Any]:
+    if not row.markov_rank:
+        return {}
+    return {
+        "markov_rank": row.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
 
 
 def write_headers(folder: Path, config: Mapping[str, Any], shapes: Shapes) -> Path:

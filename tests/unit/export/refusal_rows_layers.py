@@ -7,6 +7,7 @@ from tests.unit.export.refusal_rows import (
     GEMMA,
     LAYER,
     ROPE,
+    SPEC_DFLASH,
     ZLAB,
     Bad,
     Lost,
@@ -117,8 +118,23 @@ ROPE_ROWS = [
         "odd rotary width",
         ZLAB,
         Bad,
-        "expected an even number",
-        config={"partial_rotary_factor": 0.2},
+        "got 15 of head_dim 15, expected an even number",
+        config={"head_dim": 15},
+    ),
+    refuse(
+        "a share of the head under a scaling",
+        ZLAB,
+        No,
+        "partial_rotary_factor 0.5 with rope_type 'yarn' is not supported",
+        "published code cannot run it",
+        config=yarn(partial_rotary_factor=0.5),
+    ),
+    refuse(
+        "layers' keys at the top that differ",
+        SPEC_DFLASH,
+        Bad,
+        "does not know: ['num_attention_heads']",
+        config={"num_attention_heads": 8},
     ),
 ]
 ATTENTION_ROWS = [

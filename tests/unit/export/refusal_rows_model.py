@@ -133,6 +133,13 @@ UNSUPPORTED_ROWS = [
         extra={f"{LAYER}.kv_a_proj_with_mqa.weight": zeros(4, 40)},
     ),
     refuse(
+        "MLA by attention mode",
+        DSPARK,
+        No,
+        "attention_mode 'mla' is not supported",
+        config={"dflash_config.attention_mode": "mla"},
+    ),
+    refuse(
         "MoE by key",
         SPEC_DFLASH,
         No,

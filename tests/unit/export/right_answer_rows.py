@@ -199,6 +199,19 @@ ROWS: dict[str, Same] = {
             }
         },
     ),
+    "a share of the head copied from the target": Same(
+        kind=DSPARK,
+        config={
+            "partial_rotary_factor": 0.25,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": THETA,
+                "partial_rotary_factor": 0.25,
+                "mrope_interleaved": True,
+                "mrope_section": [4, 2, 2],
+            },
+        },
+    ),
     "neox said by both keys": Same(
         kind=DFLASH2, config={"is_neox_style": True, "rope_is_neox_style": True}
     ),
@@ -291,6 +304,42 @@ ROWS: dict[str, Same] = {
             "dspark_markov_head_type": "vanilla",
         },
     ),
+    "SpecForge's nested head keys": Same(
+        kind=DSPARK,
+        config={
+            "architectures": ["DSparkDraftModel"],
+            "markov_rank": REMOVED,
+            "markov_head_type": REMOVED,
+            "enable_confidence_head": REMOVED,
+            "confidence_head_with_markov": REMOVED,
+            "dflash_config": {
+                "attention_mode": "gqa",
+                "confidence_head_alpha": 1.0,
+                "confidence_head_with_markov": True,
+                "enable_confidence_head": True,
+                "markov_head_type": "vanilla",
+                "markov_rank": 12,
+                "projector_type": "dspark",
+                "mask_token": "<|MASK|>",
+            },
+        },
+    ),
+    "LiquidAI's architecture, which leaves the confidence head's input open": Same(
+        kind=DSPARK,
+        config={
+            "architectures": ["Lfm2DSparkDraftModel"],
+            "confidence_head_with_markov": REMOVED,
+        },
+    ),
+    "no head keys at all": Same(
+        kind=DSPARK,
+        config={
+            "markov_rank": REMOVED,
+            "markov_head_type": REMOVED,
+            "enable_confidence_head": REMOVED,
+            "confidence_head_with_markov": REMOVED,
+        },
+    ),
     "SpecForge's confidence_head_alpha": Same(
         kind=DSPARK, config={"enable_confidence_head": REMOVED, "confidence_head_alpha": 0.5}
     ),
@@ -313,6 +362,20 @@ ROWS: dict[str, Same] = {
     "speculators without a layer config of its own": Same(
         kind=SPEC_DFLASH,
         config={BODY: REMOVED, **drafter_config(ToyDrafter(kind=SPEC_DFLASH))[BODY]},
+    ),
+    "speculators with the layers' keys at the top as well": Same(
+        kind=SPEC_DFLASH, config=drafter_config(ToyDrafter(kind=SPEC_DFLASH))[BODY]
+    ),
+    "keys copied from a hybrid target": Same(
+        kind=DSPARK,
+        config={
+            "attn_output_gate": True,
+            "full_attention_interval": 4,
+            "linear_num_key_heads": 16,
+            "mtp_num_hidden_layers": 1,
+            "text_config": {"model_type": "qwen3_5_text"},
+            "vision_config": {"depth": 27},
+        },
     ),
     "a tied head said and not shipped": Same(kind=ZLAB, config={"tie_word_embeddings": True}),
     "a Gemma-4 drafter without its dtype": Same(kind=GEMMA, config={"dtype": REMOVED}),

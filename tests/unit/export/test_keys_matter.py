@@ -30,8 +30,6 @@ ROWS: dict[str, tuple[Kind, Mapping[str, Any], Mapping[str, Any]]] = {
     "interleaved layout, nested": (ZLAB, {}, {"dflash_config.is_neox_style": False}),
     "theta": (ZLAB, {}, rope(rope_theta=1e6)),
     "linear rope": (ZLAB, {}, rope(rope_type="linear", factor=2.0)),
-    "partial rotary": (ZLAB, {}, rope(partial_rotary_factor=0.5)),
-    "partial rotary, top level": (ZLAB, {}, {"partial_rotary_factor": 0.5}),
     "causal full layers": (ZLAB, {}, {"is_causal": True}),
     "causal full layers, nested": (ZLAB, {}, {"dflash_config.causal": True}),
     "sliding layers both ways": (ZLAB, WINDOWS, {"is_causal": False}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from draftrt.export import ops, rope
@@ -216,3 +218,24 @@ def test_a_partial_rotation_leaves_the_rest_of_a_head(name: str, interleaved: bo
             want = slow.rotate(x[0, head, row].double().numpy(), row, 40)
             np.testing.assert_allclose(got[0, head, row], want, atol=5e-5)
     assert np.array_equal(got[..., DIM // 2 :], x[..., DIM // 2 :].numpy())
+
+
+@pytest.mark.parametrize("layer", ["qwen3", "gemma4"])
+def test_drafters_turn_the_whole_head_as_their_published_layers_do(layer: str) -> None:
+    parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    facts = Facts({"rope_parameters": parameters}, Path("config.json"))
+    spec = read_rope(facts, "", DIM, ("full_attention",), rotates_whole=True)
+    facts.done()
+    assert facts.warnings == [
+        "partial_rotary_factor 0.25 has no effect: these layers turn the whole head"
+    ]
+    config = transformers_config(parameters, 64)
+    if layer == "qwen3":
+        frequencies, _ = Qwen3RotaryEmbedding.compute_default_rope_parameters(config)
+    else:
+        nested = SimpleNamespace(head_dim=DIM, rope_parameters={"full_attention": parameters})
+        frequencies, _ = Gemma4TextRotaryEmbedding.compute_default_rope_parameters(
+            nested,  # type: ignore[arg-type]
+            layer_type="full_attention",
+        )
+    np.testing.assert_allclose(rope.inverse_frequencies(spec)[0], frequencies, rtol=1e-6)
