@@ -106,7 +106,7 @@ def read_target_spec(facts: Facts, tables: Mapping[str, TensorRef]) -> TargetSpe
         )
     spec = TargetSpec(
         architecture=architecture,
-        model_type=facts.text("model_type", [f"{body}model_type", "model_type"]),
+        model_type=facts.text("model_type", [_first(facts, body, "model_type")]),
         num_layers=facts.number("num_layers", [f"{body}num_hidden_layers"], low=1, high=4096),
         hidden_size=facts.number("hidden_size", [f"{body}hidden_size"], low=2, high=1 << 24),
         vocab_size=logical,
@@ -114,18 +114,23 @@ def read_target_spec(facts: Facts, tables: Mapping[str, TensorRef]) -> TargetSpe
         tie_word_embeddings=_is_tied(facts, body),
         eos_token_ids=_eos(facts, body),
         sources={
-            key: value
-            for key, value in facts.sources.items()
-            if key in TargetSpec.__dataclass_fields__ and key != "sources"
+            key: facts.sources.get(key, "")  # empty beside a finding only
+            for key in TargetSpec.__dataclass_fields__
+            if key != "sources"
         },
     )
     return spec
 
 
+def _first(facts: Facts, body: str, key: str) -> str:
+    """Return the path of a key: the text model's own, else that of the model around it."""
+    return f"{body}{key}" if facts.raw(f"{body}{key}") is not None else key
+
+
 def _is_tied(facts: Facts, body: str) -> bool:
     return facts.flag(
         "tie_word_embeddings",
-        [f"{body}tie_word_embeddings", "tie_word_embeddings"],
+        [_first(facts, body, "tie_word_embeddings")],
         default=False,
         why="default false",
     )
@@ -153,8 +158,7 @@ def _tables(
         (f"{key}." for key in ("text_config", "llm_config", "language_config") if facts.table(key)),
         "",
     )
-    tied = facts.raw(f"{body}tie_word_embeddings")
-    tied = facts.raw("tie_word_embeddings") if tied is None else tied
+    tied = facts.raw(_first(facts, body, "tie_word_embeddings"))
     if head is None and embed is not None:
         if tied is False:
             findings.append(
@@ -236,7 +240,7 @@ def _check_template(folder: Path, findings: list[DraftrtError]) -> list[str]:
     if config.is_file():
         try:
             inline = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             findings.append(CheckpointError(f"{config}: cannot be read as JSON: {error!s:.100}"))
     file = folder / "chat_template.jinja"
     if file.is_file():
