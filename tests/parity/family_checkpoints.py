@@ -14,19 +14,17 @@ from numpy.typing import NDArray
 from draftrt.export.target import Target
 from draftrt.validate.toy_formats import drafter_arrays
 from draftrt.validate.toys import ToyDrafter, write_drafter
-from tests.parity.family_rows import (
+from tests.parity.family_choices import (
     BLOCK,
     DIM,
-    GEMMA_SCALE,
     HEADS,
     HIDDEN,
     LOGICAL,
     REDUCED,
     TAPS,
     VOCABULARY,
-    Row,
-    choices_of_row,
 )
+from tests.parity.family_rows import GEMMA_SCALE, Row, choices_of_row
 from tests.parity.slow_drafter import Meaning, Rule, SlowDrafter
 from tests.parity.slow_rope import SlowRope
 

@@ -23,9 +23,11 @@ from draftrt.export.target import Target
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.toy_formats import drafter_arrays
 from draftrt.validate.toys import ToyDrafter, write_drafter
-from tests.unit.export.right_answer_rows import ROWS, TOLERANCE, Same
+from tests.unit.export.right_answer_rows import TENSOR_ROWS, TOLERANCE, Same
+from tests.unit.export.right_answer_rows_config import CONFIG_ROWS
 
 CONTEXT = 40
+ROWS = {**TENSOR_ROWS, **CONFIG_ROWS}
 
 
 def rounds_of(loaded: LoadedDrafter) -> list[dict[str, NDArray[Any]]]:
