@@ -107,19 +107,19 @@ class Decoder(nn.Module):
             ("v", spec.num_kv_heads),
         ):
             rows = ops.linear(u, w(f"{name}_proj.weight"), w.get(f"{name}_proj.bias"))
-            heads[name] = rows.reshape(-1, count, spec.head_dim)
+            heads[name] = rows.reshape(1, -1, count, spec.head_dim)
         rotated = {}
         interleaved = spec.rope.layout.value == "interleaved"
         for name in ("q", "k"):
             part = heads[name]
             if spec.qk_norm:
                 part = ops.rms_norm(part, w(f"{name}_norm.weight"), eps)
-            part = part.float().transpose(0, 1)[None]
+            part = part.float().transpose(1, 2)  # [1, N or G, R, D]
             rotated[name] = ops.rotate(
                 part, view.cos, view.sin, interleaved=interleaved, profile=self._profile
             ).to(keys.dtype)
         keys = ops.write_cache(keys, rotated["k"], view.start, self._profile)
-        new_values = heads["v"].to(values.dtype).transpose(0, 1)[None]
+        new_values = heads["v"].to(values.dtype).transpose(1, 2)
         values = ops.write_cache(values, new_values, view.start, self._profile)
         out = ops.attend(
             rotated["q"],
@@ -131,7 +131,7 @@ class Decoder(nn.Module):
             profile=self._profile,
             is_causal=mask is None,
         )
-        out = out[0].transpose(0, 1).reshape(-1, spec.num_heads * spec.head_dim)
+        out = out.transpose(1, 2).reshape(-1, spec.num_heads * spec.head_dim)
         return ops.linear(out, w("o_proj.weight"), w.get("o_proj.bias")).float(), keys, values
 
     def _mlp(self, layer: Weights, x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Layer:
         self, u: Tensor, context: Tensor, view: View, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         spec, w = self._spec, self._weights.below("self_attn")
-        eps, count = spec.rms_norm_eps, view.num_queries
+        eps = spec.rms_norm_eps
         both = torch.cat((context, u))  # [T + K, H]
         query = ops.linear(u, w("q_proj.weight"), w.get("q_proj.bias"))
         raw = ops.linear(both, w("k_proj.weight"), w.get("k_proj.bias"))
@@ -57,11 +57,11 @@ class Layer:
             if spec.attention_k_eq_v
             else ops.linear(both, w("v_proj.weight"), w.get("v_proj.bias"))
         )
-        query = query.reshape(count, spec.num_heads, spec.head_dim)
-        raw = raw.reshape(-1, spec.num_kv_heads, spec.head_dim)
-        value = ops.rms_norm(value.reshape(-1, spec.num_kv_heads, spec.head_dim), None, eps)
-        query = ops.rms_norm(query, w("q_norm.weight"), eps).transpose(0, 1)[None]
-        key = ops.rms_norm(raw, w("k_norm.weight"), eps).transpose(0, 1)[None]
+        query = query.reshape(1, -1, spec.num_heads, spec.head_dim)
+        raw = raw.reshape(1, -1, spec.num_kv_heads, spec.head_dim)
+        value = ops.rms_norm(value.reshape(1, -1, spec.num_kv_heads, spec.head_dim), None, eps)
+        query = ops.rms_norm(query, w("q_norm.weight"), eps).transpose(1, 2)
+        key = ops.rms_norm(raw, w("k_norm.weight"), eps).transpose(1, 2)
         attended, keys, values = attend_with_cache(
             spec,
             self._rule,
@@ -69,7 +69,7 @@ class Layer:
             view,
             query,
             key,
-            value.transpose(0, 1)[None],
+            value.transpose(1, 2),
             keys,
             values,
         )

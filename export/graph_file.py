@@ -14,6 +14,7 @@ import torch
 
 from draftrt.errors import ExportError
 from draftrt.export.assemble import GraphTensor
+from draftrt.export.grouped_attention import group_attention
 
 INLINE_BYTES = 1024
 ALIGNMENT = 4096
@@ -26,7 +27,8 @@ def write_graph(
     """Bind the tensors to the graph's initialisers and write the files.
 
     Two ONNX files share the data: ``path`` with the sizes fixed (TensorRT writes caches in place
-    only where their size is known) and `flexible_path` with them open.
+    only where their size is known) and `flexible_path` with them open, its attention in the form
+    that is fast on ONNX Runtime.
 
     Args:
         model: traced ``onnx_ir.Model`` with placeholder initialisers.
@@ -68,6 +70,7 @@ def write_graph(
     flexible = flexible_path(path)
     onnx_ir.save(model, flexible)
     _write_fixed(flexible, path, sizes)
+    group_attention(flexible)
     return data
 
 

@@ -60,18 +60,18 @@ class Layer:
         self, u: Tensor, context: Tensor, view: View, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         spec, w = self._spec, self._weights.below("self_attn")
-        eps, count = spec.rms_norm_eps, view.num_queries
+        eps = spec.rms_norm_eps
         both = torch.cat((context, u))  # [T + K, H]
         query = ops.linear(u, w("q_proj.weight"), w.get("q_proj.bias"))
         key = ops.linear(both, w("k_proj.weight"), w.get("k_proj.bias"))
         value = ops.linear(both, w("v_proj.weight"), w.get("v_proj.bias"))
-        query = query.reshape(count, spec.num_heads, spec.head_dim)
-        key = key.reshape(-1, spec.num_kv_heads, spec.head_dim)
-        value = value.reshape(-1, spec.num_kv_heads, spec.head_dim)
+        query = query.reshape(1, -1, spec.num_heads, spec.head_dim)  # [1, K, N, D]
+        key = key.reshape(1, -1, spec.num_kv_heads, spec.head_dim)  # [1, T + K, G, D]
+        value = value.reshape(1, -1, spec.num_kv_heads, spec.head_dim)
         if spec.attention_value_scale != 1.0:
             value = value * spec.attention_value_scale
-        query = ops.rms_norm(query, w("q_norm.weight"), eps).transpose(0, 1)[None]
-        key = ops.rms_norm(key, w("k_norm.weight"), eps).transpose(0, 1)[None]
+        query = ops.rms_norm(query, w("q_norm.weight"), eps).transpose(1, 2)
+        key = ops.rms_norm(key, w("k_norm.weight"), eps).transpose(1, 2)
         attended, keys, values = attend_with_cache(
             spec,
             self._rule,
@@ -79,7 +79,7 @@ class Layer:
             view,
             query,
             key,
-            value.transpose(0, 1)[None],
+            value.transpose(1, 2),
             keys,
             values,
             sinks=w.get("attention_sink_bias"),
@@ -147,4 +147,4 @@ def attend_with_cache(
             scale=spec.attention_scale,
             profile=profile,
         )
-    return out[0].transpose(0, 1).reshape(count, spec.num_heads * spec.head_dim), keys, values
+    return out.transpose(1, 2).reshape(count, spec.num_heads * spec.head_dim), keys, values

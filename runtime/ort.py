@@ -19,7 +19,7 @@ from draftrt.runtime.backend import Arrays, cache_specs, fed_signature
 from draftrt.signature import Signature, check_feeds
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-INITIAL_ROWS = 256
+GROWTH_ROWS = 64
 MAX_PLANS = 24
 
 
@@ -51,9 +51,9 @@ class OrtSession:
             device: where it runs, a key of `PROVIDERS`.
             threads: threads of an operator. They never spin: two sessions that do so cost each
                 other a factor of three.
-            can_grow: the file leaves the rows of its caches open: start with few and double them
+            can_grow: the file leaves the rows of its caches open: start with few and add some
                 as they fill, up to the signature's. Attention costs what the cache has, used or
-                not.
+                not; a copy every so many tokens costs far less.
 
         Raises:
             BackendError: onnxruntime is missing, has no such provider here, or refuses the graph.
@@ -68,10 +68,10 @@ class OrtSession:
         _check_names(self._session, signature, model)
         self._specs = cache_specs(signature)
         self._most_rows = int(self._specs[0].shape[2]) if self._specs else 0
-        self.cache_rows = min(INITIAL_ROWS, self._most_rows) if can_grow else self._most_rows
+        self.cache_rows = 0
         self._caches: dict[str, Any] = {}
         self._plans: dict[object, _Plan] = {}
-        self._make_caches()
+        self._reserve(min(1, self._most_rows) if can_grow else self._most_rows)
 
     @property
     def signature(self) -> Signature:
@@ -84,9 +84,10 @@ class OrtSession:
         """Run the graph once; see `draftrt.runtime.backend.GraphSession.run`."""
         if self._session is None:
             raise BackendError("the session is closed", hint="open the bundle again")
-        check_feeds(self._fed, feeds)
+        key = (unwanted, *((name, array.shape, array.dtype) for name, array in feeds.items()))
+        if key not in self._plans:  # feeds like those of a plan need no second check
+            check_feeds(self._fed, feeds)
         self._reserve(self._most_rows if rows is None else rows)
-        key = (tuple(feeds[tensor.name].shape for tensor in self._fed.inputs), unwanted)
         plan = self._plans.get(key)
         if plan is None:
             while len(self._plans) >= MAX_PLANS:
@@ -121,23 +122,22 @@ class OrtSession:
         self.close()
 
     def _reserve(self, rows: int) -> None:
-        """Double the caches until they have ``rows``; what they hold stays."""
+        """Let the caches have at least ``rows``; what they hold stays."""
         if rows <= self.cache_rows or self.cache_rows == self._most_rows:
             return
-        while self.cache_rows < rows:
-            self.cache_rows *= 2
-        self.cache_rows = min(self.cache_rows, self._most_rows)
+        spare = rows // 16  # so that a long cache is not copied more often than a short one
+        wanted = min(-(-(rows + spare) // GROWTH_ROWS) * GROWTH_ROWS, self._most_rows)
         self._plans.clear()
-        self._make_caches({name: cache.numpy() for name, cache in self._caches.items()})
-
-    def _make_caches(self, held: Arrays | None = None) -> None:
-        for tensor in self._specs:
+        self.cache_rows = 0  # until all have grown: an interrupt here makes the next call go on
+        for tensor in self._specs:  # one by one, so that no more than one is there twice
             batch, heads, _, width = (int(size) for size in tensor.shape)
-            content = np.zeros((batch, heads, self.cache_rows, width), tensor.dtype)
-            if held is not None:
-                content[:, :, : held[tensor.name].shape[2]] = held[tensor.name]
+            content = np.zeros((batch, heads, wanted, width), tensor.dtype)
+            if tensor.name in self._caches:
+                held = self._caches[tensor.name].numpy()[:, :, :wanted]
+                content[:, :, : held.shape[2]] = held
             value = self._runtime.OrtValue.ortvalue_from_numpy(content, self.device, 0)
             self._caches[tensor.name] = value
+        self.cache_rows = wanted
 
     def _plan(self, feeds: Arrays, unwanted: tuple[str, ...]) -> _Plan:
         sizes: dict[str, int] = {}

@@ -8,6 +8,7 @@ recomputes every round from all features, without a cache.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 VOCAB, HIDDEN, WIDTH, BLOCK, CAPACITY, MASK = 17, 8, 6, 4, 24, 2
+LARGE = 600  # rows of the caches where they may grow
 Floats = NDArray[np.float32]
 
 
@@ -98,8 +100,8 @@ def make_nodes() -> list[Any]:
     return nodes
 
 
-def write_graph(path: Path) -> Path:
-    """Write the drafter as an ONNX file."""
+def write_graph(path: Path, *, is_open: bool = False) -> Path:
+    """Write the drafter as an ONNX file, the rows of its caches fixed or left open."""
     constant = onnx.numpy_helper.from_array
     ints = {
         "mask": [MASK] * (BLOCK - 1),
@@ -112,8 +114,12 @@ def write_graph(path: Path) -> Path:
     nodes = make_nodes()
     table = signature()
     types = {"int64": onnx.TensorProto.INT64, "float32": onnx.TensorProto.FLOAT}
+
+    def shape(tensor: TensorSpec) -> list[int | str]:
+        return ["L" if is_open and size == CAPACITY else size for size in tensor.shape]
+
     inputs, outputs = (
-        [onnx.helper.make_tensor_value_info(t.name, types[t.dtype], t.shape) for t in tensors]
+        [onnx.helper.make_tensor_value_info(t.name, types[t.dtype], shape(t)) for t in tensors]
         for tensors in (table.inputs, table.outputs)
     )
     graph = onnx.helper.make_graph(nodes, "draft", inputs, outputs, initialisers)
@@ -193,6 +199,48 @@ def test_caches_are_updated_in_place_and_nothing_warns_of_a_copy(
     assert "in-place" not in capfd.readouterr().err
 
 
+def test_caches_grow_with_the_text_and_keep_what_they_hold(tmp_path: Path) -> None:
+    features = np.random.default_rng(4).normal(size=(LARGE, WIDTH)).astype(np.float32)
+    grown, addresses, start = [], set(), 0
+    open_graph = write_graph(tmp_path / "open.onnx", is_open=True)
+    with OrtSession(open_graph, signature(LARGE), can_grow=True) as session:
+        for anchor, size in ((3, 100), (5, 12), (9, 16), (1, 200), (16, 268)):
+            given = feeds(anchor, features[start : start + size], start)
+            start += size
+            found = session.run(given, rows=start + BLOCK)
+            assert found["draft_ids"].tolist() == [reference(anchor, features[:start])[0].tolist()]
+            grown.append(session.cache_rows)
+            addresses.add(session.cache_address("past_key_0"))
+        assert start + BLOCK == LARGE
+    assert grown == [128, 128, 192, 384, LARGE]
+    assert len(addresses) == 4
+
+
+def test_an_interrupt_while_the_caches_grow_loses_nothing(tmp_path: Path) -> None:
+    features = np.random.default_rng(5).normal(size=(300, WIDTH)).astype(np.float32)
+    open_graph = write_graph(tmp_path / "open.onnx", is_open=True)
+    with OrtSession(open_graph, signature(LARGE), can_grow=True) as session:
+        session.run(feeds(3, features[:250], 0), rows=254)
+        runtime, made = session._runtime, []
+
+        class Interrupted:
+            @staticmethod
+            def ortvalue_from_numpy(*arguments: Any) -> Any:
+                if made:  # the first cache has grown, the second has not
+                    raise KeyboardInterrupt
+                made.append(runtime.OrtValue.ortvalue_from_numpy(*arguments))
+                return made[0]
+
+        session._runtime = SimpleNamespace(OrtValue=Interrupted)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            session.run(feeds(3, features[250:], 250), rows=304)
+        session._runtime = runtime
+        found = session.run(feeds(7, features[250:252], 250), rows=256)  # less than was wanted
+        assert found["draft_ids"].tolist() == [reference(7, features[:252])[0].tolist()]
+        found = session.run(feeds(8, features[252:], 252), rows=304)
+        assert found["draft_ids"].tolist() == [reference(8, features)[0].tolist()]
+
+
 def test_an_output_that_is_not_wanted_is_not_fetched(model: Path) -> None:
     features = np.ones((2, WIDTH), np.float32)
     with OrtSession(model, signature()) as session:
@@ -251,7 +299,11 @@ def test_feeds_are_checked_before_the_graph_runs(model: Path) -> None:
             session.run({name: good[name] for name in ("anchor", "target_hidden")})
         with pytest.raises(FeedError, match="unknown input 'past_key_0'"):
             session.run(good | {"past_key_0": np.zeros((1, 1, CAPACITY, HIDDEN), np.float32)})
-        assert not session._caches["past_key_0"].numpy().any()
+        session.run(good)
+        with pytest.raises(FeedError, match="anchor: got dtype float64"):
+            session.run(good | {"anchor": np.array([3.0])})  # after feeds that were right
+        with pytest.raises(FeedError, match="unknown input 'other'"):
+            session.run({name: good[name] for name in good} | {"other": good["anchor"]})
 
 
 def test_another_graph_than_the_manifests_is_refused(model: Path) -> None:
