@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -170,8 +170,12 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
             raise BundleError(f"{final} exists", hint="choose another -o folder, or pass --force")
         if not (final / MANIFEST).is_file() and (not final.is_dir() or any(final.iterdir())):
             raise BundleError(f"{final} exists and is no bundle; --force replaces only bundles")
-    final.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.partial-"))
+    missing = [folder for folder in final.parents if not folder.exists()]
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.partial-"))
+    except OSError as error:
+        raise BundleError(f"{final}: cannot be made there: {error}") from error
     try:
         scratch.chmod(0o755)
         yield scratch
@@ -180,6 +184,9 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
         scratch.replace(final)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
+        for folder in missing:
+            with suppress(OSError):  # somebody else put something there
+                folder.rmdir()
         raise
 
 

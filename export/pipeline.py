@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry, Manifest, hash_files, new_bundle, sha256_of, write_manifest
-from draftrt.errors import SpecError, UnsupportedError, collect
+from draftrt.errors import DraftrtError, SpecError, UnsupportedError, collect
 from draftrt.export.assemble import graph_tensors
 from draftrt.export.check import check_file, check_graph
 from draftrt.export.decoder_config import read_decoder
@@ -90,12 +90,16 @@ def export_bundle(
     findings, warnings = check_tokenizer(target, model.spec)
     loaded = None
     if draft is not None:
-        loaded = load_drafter(
-            draft,
-            model,
-            sample_from_anchor=options.sample_from_anchor,
-            ignore_keys=options.ignore_keys,
-        )
+        try:
+            loaded = load_drafter(
+                draft,
+                model,
+                sample_from_anchor=options.sample_from_anchor,
+                ignore_keys=options.ignore_keys,
+            )
+        except DraftrtError as error:
+            collect([error, *findings])
+            raise
         warnings += loaded.spec.warnings
     collect(findings)
     decoder = _decoder(model, options, loaded is None, report)
