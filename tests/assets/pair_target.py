@@ -23,7 +23,7 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 END_ID, IM_END_ID, MASK_ID = 0, 2, 3
 NUM_LAYERS = 6
 ROPE_THETA = 10000.0
-CHAT_SHARE = 0.15  # of the training documents, written as a chat
+CHAT_SHARE = 0.25  # of the training documents, written as a chat
 CHAT_TEMPLATE = """{% for m in messages %}<|im_start|>{{m['role']}}
 {{m['content']}}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -69,11 +69,10 @@ def token_stream(tokenizer: Tokenizer, seed: int, num_tokens: int) -> torch.Tens
 
 
 def windows(stream: torch.Tensor, seed: int, count: int, length: int) -> torch.Tensor:
-    """Cut windows that begin with a random document out of the stream: [count, length] int64."""
+    """Cut `count` random windows out of the stream: [count, length] int64."""
     generator = torch.Generator().manual_seed(seed)
-    starts = (stream[:-length] == END_ID).nonzero().flatten() + 1
-    chosen = starts[torch.randint(0, len(starts), (count,), generator=generator)]
-    return stream[chosen[:, None] + torch.arange(length)]
+    starts = torch.randint(0, len(stream) - length, (count,), generator=generator)
+    return stream[starts[:, None] + torch.arange(length)]
 
 
 def new_target() -> Qwen3ForCausalLM:
@@ -238,6 +237,7 @@ def save_target(target: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) ->
         "pad_token": SPECIALS[END_ID],
         "mask_token": SPECIALS[MASK_ID],
         "model_max_length": target.config.max_position_embeddings,
+        "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n")

@@ -1,12 +1,12 @@
 """Make the small pair that ships with the tests: a tiny target, a DFlash and a DSpark for it.
 
-    python -m tests.assets.train_pair --out tests/assets
+    python -m tests.assets.train_pair --out tests/assets --threads 1
 
-Everything is generated and seeded; nothing is downloaded. Takes about eight minutes on two quiet
-CPU cores with torch, transformers, tokenizers and safetensors installed. Rounding differs between
-versions of those and numbers of threads, so a rerun elsewhere gives an equally good pair, not the
-same bytes. Ends by decoding held-out prompts greedily with both drafters, and fails if too few of
-their drafts are accepted or the output is not the target's own.
+Everything is generated and seeded; nothing is downloaded. Needs torch, transformers, tokenizers and
+safetensors, and takes about 16 minutes of CPU time, less by the clock with two threads on quiet
+cores. Rounding differs between versions of those packages and numbers of threads, so a rerun
+elsewhere gives an equally good pair, not the same bytes. Ends by decoding held-out prompts greedily
+with both drafters, and fails if too few drafts are accepted or the output is not the target's own.
 """
 
 import argparse
@@ -207,7 +207,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     parser.add_argument(
-        "--target-steps", type=int, default=1100, help="training steps of the target"
+        "--target-steps", type=int, default=1500, help="training steps of the target"
     )
     parser.add_argument(
         "--drafter-steps", type=int, default=400, help="training steps of the drafters"
