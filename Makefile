@@ -33,7 +33,7 @@ stop = { echo "make: $(strip $(1))" >&2; exit 1; }
 .PHONY: help
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
-	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION SM for engine, OUT for bench; PYTHON WORKERS PYTEST_ARGS'
+	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION SM for engine; PYTHON WORKERS PYTEST_ARGS'
 
 # --- The main job -------------------------------------------------------------------------------
 
@@ -41,11 +41,6 @@ help: ## List these commands
 engine: $(STAMP) ## DRAFT and TARGET to ONNX, a TensorRT-RTX plan, parity and a sample run
 	$(BIN)/draftrt engine $(call quote,$(DRAFT)) --target $(call quote,$(TARGET)) \
 	  -o $(call quote,$(OUT)) $(call option,--precision,$(PRECISION)) $(call option,--sm,$(SM))
-
-.PHONY: bench
-bench: $(STAMP) ## Speculation against plain decoding, on the bundle that make engine wrote
-	@test -e $(call quote,$(OUT)) || $(call stop,OUT holds no bundle; run make engine first)
-	$(BIN)/draftrt bench $(call quote,$(OUT))
 
 # --- Environment --------------------------------------------------------------------------------
 
