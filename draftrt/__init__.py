@@ -19,13 +19,21 @@ def load(
     *,
     target: Path | str | None = None,
     target_port: str | None = None,
+    backend: str = "onnxruntime",
     device: str = "cpu",
     threads: int = 1,
 ) -> Pair:
     """Open a bundle for decoding; see `draftrt.runtime.load.load` for arguments and errors."""
     from draftrt.runtime.load import load as load_pair
 
-    return load_pair(path, target=target, target_port=target_port, device=device, threads=threads)
+    return load_pair(
+        path,
+        target=target,
+        target_port=target_port,
+        backend=backend,
+        device=device,
+        threads=threads,
+    )
 
 
 def __getattr__(name: str) -> object:

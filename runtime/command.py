@@ -9,7 +9,13 @@ import click
 
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import BACKENDS, PORTS, load
-from draftrt.runtime.options import PROPOSALS, DecodeOptions, ProposalKind
+from draftrt.runtime.options import (
+    PROPOSALS,
+    SCHEDULES,
+    DecodeOptions,
+    ProposalKind,
+    ScheduleKind,
+)
 from draftrt.runtime.pair import Completion, Pair, Prompt
 from draftrt.runtime.stats import Stats
 
@@ -70,6 +76,13 @@ from draftrt.runtime.stats import Stats
     help="Verify only drafts before the first confidence below it; 0 is off.",
 )
 @click.option(
+    "--schedule",
+    type=click.Choice(SCHEDULES),
+    default="all",
+    show_default=True,
+    help="Verify all drafts, or as many as pay (needs draftrt bench --calibrate).",
+)
+@click.option(
     "--backend",
     type=click.Choice(BACKENDS),
     default=BACKENDS[0],
@@ -106,6 +119,7 @@ def run(
     proposal: ProposalKind,
     seed: int | None,
     confidence_threshold: float,
+    schedule: ScheduleKind,
     backend: str,
     device: str,
     chat: bool,
@@ -128,6 +142,7 @@ def run(
         proposal=proposal,
         seed=seed,
         confidence_threshold=confidence_threshold,
+        schedule=schedule,
         stop_ids=frozenset() if ignore_eos else None,
     )
     wanted: Prompt = [{"role": "user", "content": prompt}] if chat else prompt

@@ -15,18 +15,19 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.errors import FeedError
+from draftrt.errors import FeedError, UnsupportedError
 from draftrt.runtime.choose import Chooser
 from draftrt.runtime.drafter import Drafter, check_feature_size
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.propose import (
     Proposal,
+    check_confidence,
     check_proposal,
-    check_threshold,
     confident_length,
     propose,
     sampler_of,
 )
+from draftrt.runtime.schedule import Costs, survival_length
 from draftrt.runtime.stats import FinishReason, Round
 from draftrt.runtime.target import Target, TargetRows
 
@@ -58,8 +59,15 @@ class Decoder:
         drafter: makes it faster; None decodes plainly.
     """
 
-    def __init__(self, target: Target, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self, target: Target, drafter: Drafter | None = None, costs: Costs | None = None
+    ) -> None:
         """Pair a target with a drafter.
+
+        Args:
+            target: whose output it is.
+            drafter: makes it faster.
+            costs: measured times of both, for the schedule that weighs them.
 
         Raises:
             FeedError: the target's features have another width than the drafter takes.
@@ -68,6 +76,9 @@ class Decoder:
             check_feature_size(drafter.spec, target.feature_size)
         self.target = target
         self.drafter = drafter
+        self._round_ms: tuple[float, ...] = ()
+        if costs is not None and drafter is not None:
+            self._round_ms = costs.rounds(drafter.spec.num_draft_tokens)
         self._committed: Committed | None = None
         self._rng = np.random.default_rng()
         self._run = 0
@@ -88,8 +99,8 @@ class Decoder:
 
         Raises:
             FeedError: no prompt, or no room for it and the wanted tokens; nothing has run.
-            UnsupportedError: a confidence threshold without a confidence head, or drawn drafts from
-                a graph that takes no noise.
+            UnsupportedError: a confidence threshold or a schedule without a confidence head, a
+                schedule without measured costs, or drawn drafts from a graph that takes no noise.
         """
         if len(prompt_ids) == 0:
             raise FeedError("the prompt has no tokens, expected at least 1")
@@ -111,8 +122,9 @@ class Decoder:
         """Return how many new tokens are wanted, after checking that they fit."""
         rooms = [self.target.max_context]
         if self.drafter is not None:
-            check_threshold(self.drafter.spec, options.confidence_threshold)
+            check_confidence(self.drafter.spec, options)
             check_proposal(self.drafter, options)
+            self._check_schedule(options)
             # The last round starts, at the latest, with one token missing. Its anchor is the token
             # before, and from the anchor's row on there must be a block in one cache and the rows
             # to verify in the other.
@@ -131,6 +143,21 @@ class Decoder:
                 hint="ask for fewer tokens, or export with a larger --max-context",
             )
         return wanted
+
+    def _check_schedule(self, options: DecodeOptions) -> None:
+        if options.schedule == "survival" and not self._round_ms:
+            raise UnsupportedError(
+                "schedule 'survival': no costs were measured for this bundle on this backend with "
+                "these threads",
+                hint="measure them with `draftrt bench BUNDLE --calibrate`",
+            )
+
+    def _worth_verifying(self, offered: Proposal, options: DecodeOptions) -> Proposal:
+        """Return the drafts that the options want verified; any cut looks at earlier ones only."""
+        proposal = offered.head(confident_length(offered, options.confidence_threshold))
+        if options.schedule == "survival" and proposal.confidences is not None:
+            return proposal.head(survival_length(proposal.confidences.tolist(), self._round_ms))
+        return proposal
 
     def _rounds(
         self, prompt_ids: tuple[int, ...] | None, options: DecodeOptions, limit: int
@@ -183,7 +210,7 @@ class Decoder:
                 self.drafter, now.token_ids[-1], now.features, sampler_of(options, self._rng)
             )
             drafted = perf_counter()
-        proposal = offered.head(confident_length(offered, options.confidence_threshold))
+        proposal = self._worth_verifying(offered, options)
         block = np.concatenate([[now.token_ids[-1]], proposal.token_ids])
         before_verify = perf_counter()
         rows = self.target.verify(block, want_logits=chooser.want_logits)

@@ -12,6 +12,7 @@ from draftrt.runtime.drafter import Drafter
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.hf_target import HfTarget, check_same_target
 from draftrt.runtime.pair import Pair
+from draftrt.runtime.schedule import read_costs, where
 from draftrt.runtime.target import Target
 
 TARGET_NOTE = "target_path"  # manifest note: the target's folder on the machine that exported
@@ -64,7 +65,9 @@ def load(
         model = HfTarget(folder, taps, device=device, threads=threads)
     else:
         model = GraphTarget(open_on("target"), bundle.graph("target").max_context)
-    return Pair(model, drafter, bundle.file("tokenizer"), stop_ids)
+    name = where(port=port, backend=backend, device=device, threads=threads)
+    costs = read_costs(bundle.manifest.notes, name)
+    return Pair(model, drafter, bundle.file("tokenizer"), stop_ids, costs)
 
 
 def _port(bundle: Bundle, target: Path | str | None, wanted: str | None) -> str:

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 ProposalKind = Literal["argmax", "sampled"]
 PROPOSALS: tuple[ProposalKind, ...] = get_args(ProposalKind)
+ScheduleKind = Literal["all", "survival"]
+SCHEDULES: tuple[ScheduleKind, ...] = get_args(ScheduleKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class DecodeOptions:
             occurs in prompt or text; 1 is off.
         seed: makes sampling reproducible; None draws a fresh one.
         confidence_threshold: verify only the drafts before the first confidence below it; 0 is off.
+        schedule: verify all drafts, or as many as pay by their confidences and the costs that
+            were measured for the bundle (`draftrt.runtime.schedule`).
         proposal: how drafts are chosen: the most probable ones, or draws at this temperature.
     """
 
@@ -41,6 +45,7 @@ class DecodeOptions:
     repetition_penalty: float = 1.0
     seed: int | None = None
     confidence_threshold: float = 0.0
+    schedule: ScheduleKind = "all"
     proposal: ProposalKind = "argmax"
 
     def __post_init__(self) -> None:
@@ -58,6 +63,7 @@ class DecodeOptions:
             "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
             "repetition_penalty": (self.repetition_penalty > 0, "above 0"),
             "confidence_threshold": (0 <= self.confidence_threshold <= 1, "between 0 and 1"),
+            "schedule": (self.schedule in SCHEDULES, f"one of {list(SCHEDULES)}"),
             "proposal": (self.proposal in PROPOSALS, f"one of {list(PROPOSALS)}"),
         }
         for name, (is_right, expected) in ranges.items():

@@ -24,6 +24,7 @@ from draftrt.runtime.chat import Message, render
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.drafter import Drafter
 from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.schedule import Costs
 from draftrt.runtime.stats import FinishReason, Round, Stats
 from draftrt.runtime.target import Target
 from draftrt.runtime.text import StopStrings, TextStream, load_tokenizer
@@ -77,6 +78,7 @@ class Pair:
         target: the target.
         drafter: the drafter; None for a target exported alone, which decodes plainly.
         stop_ids: the target's own end-of-text ids.
+        costs: times measured for this way to run the bundle; None where there are none.
     """
 
     def __init__(
@@ -85,13 +87,15 @@ class Pair:
         drafter: Drafter | None,
         tokenizer_dir: Path,
         stop_ids: frozenset[int],
+        costs: Costs | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.stop_ids = stop_ids
+        self.costs = costs
         self._tokenizer_dir = tokenizer_dir
         self._tokenizer = load_tokenizer(tokenizer_dir)
-        self._speculative = Decoder(target, drafter)
+        self._speculative = Decoder(target, drafter, costs)
         self._plain = Decoder(target)
 
     def encode(

@@ -140,17 +140,25 @@ def confident_length(proposal: Proposal, threshold: float) -> int:
     return int(below[0]) if below.size else len(proposal.token_ids)
 
 
-def check_threshold(spec: DrafterSpec, threshold: float) -> None:
-    """Check that a drafter can serve a confidence threshold.
+def check_confidence(spec: DrafterSpec, options: DecodeOptions) -> None:
+    """Check that a drafter gives the confidences that the options build on.
 
     Raises:
-        UnsupportedError: a threshold above 0 without a confidence head.
+        UnsupportedError: a threshold above 0, or a schedule, without a confidence head.
     """
-    if threshold > 0 and spec.confidence is None:
+    if spec.confidence is not None:
+        return
+    if options.confidence_threshold > 0:
         raise UnsupportedError(
-            f"confidence threshold {threshold} on a drafter of family "
+            f"confidence threshold {options.confidence_threshold} on a drafter of family "
             f"{spec.family.value} without a confidence head, expected 0",
             hint="leave the threshold at 0",
+        )
+    if options.schedule != "all":
+        raise UnsupportedError(
+            f"schedule {options.schedule!r} on a drafter of family {spec.family.value} without a "
+            "confidence head, expected 'all'",
+            hint="leave the schedule at 'all'",
         )
 
 

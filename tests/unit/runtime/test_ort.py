@@ -221,7 +221,8 @@ def test_an_interrupt_while_the_caches_grow_loses_nothing(tmp_path: Path) -> Non
     open_graph = write_graph(tmp_path / "open.onnx", is_open=True)
     with OrtSession(open_graph, signature(LARGE), can_grow=True) as session:
         session.run(feeds(3, features[:250], 0), rows=254)
-        runtime, made = session._runtime, []
+        runtime = session._runtime
+        made: list[Any] = []
 
         class Interrupted:
             @staticmethod
