@@ -20,6 +20,7 @@ from draftrt.signature import Signature, check_feeds
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 GROWTH_ROWS = 64
+SHRINK_AT = 4  # times as many rows as are wanted
 MAX_PLANS = 24
 
 
@@ -51,9 +52,10 @@ class OrtSession:
             device: where it runs, a key of `PROVIDERS`.
             threads: threads of an operator. They never spin: two sessions that do so cost each
                 other a factor of three.
-            can_grow: the file leaves the rows of its caches open: start with few and add some
-                as they fill, up to the signature's. Attention costs what the cache has, used or
-                not; a copy every so many tokens costs far less.
+            can_grow: the file leaves the rows of its caches open: start with few, add some as
+                they fill, up to the signature's, and begin a much shorter text with few again.
+                Attention costs what the cache has, used or not; a copy every so many tokens costs
+                far less.
 
         Raises:
             BackendError: onnxruntime is missing, has no such provider here, or refuses the graph.
@@ -69,6 +71,7 @@ class OrtSession:
         self._specs = cache_specs(signature)
         self._most_rows = int(self._specs[0].shape[2]) if self._specs else 0
         self.cache_rows = 0
+        self._can_grow = can_grow
         self._caches: dict[str, Any] = {}
         self._plans: dict[object, _Plan] = {}
         self._reserve(min(1, self._most_rows) if can_grow else self._most_rows)
@@ -122,13 +125,16 @@ class OrtSession:
         self.close()
 
     def _reserve(self, rows: int) -> None:
-        """Let the caches have at least ``rows``; what they hold stays."""
-        if rows <= self.cache_rows or self.cache_rows == self._most_rows:
-            return
+        """Fit the caches to ``rows`` in use; what those hold stays."""
         spare = rows // 16  # so that a long cache is not copied more often than a short one
         wanted = min(-(-(rows + spare) // GROWTH_ROWS) * GROWTH_ROWS, self._most_rows)
+        is_far_too_large = self._can_grow and self.cache_rows >= SHRINK_AT * wanted
+        if (rows <= self.cache_rows and not is_far_too_large) or wanted == self.cache_rows:
+            return
         self._plans.clear()
-        self.cache_rows = 0  # until all have grown: an interrupt here makes the next call go on
+        self.cache_rows = (
+            0  # until all have the new size: an interrupt here makes the next call go on
+        )
         for tensor in self._specs:  # one by one, so that no more than one is there twice
             batch, heads, _, width = (int(size) for size in tensor.shape)
             content = np.zeros((batch, heads, wanted, width), tensor.dtype)

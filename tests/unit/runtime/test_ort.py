@@ -212,7 +212,13 @@ def test_caches_grow_with_the_text_and_keep_what_they_hold(tmp_path: Path) -> No
             grown.append(session.cache_rows)
             addresses.add(session.cache_address("past_key_0"))
         assert start + BLOCK == LARGE
-    assert grown == [128, 128, 192, 384, LARGE]
+        for start, size in ((0, 90), (90, 40)):  # a new, short text
+            found = session.run(
+                feeds(2, features[start : start + size], start), rows=start + size + BLOCK
+            )
+            grown.append(session.cache_rows)
+        assert found["draft_ids"].tolist() == [reference(2, features[:130])[0].tolist()]
+    assert grown == [128, 128, 192, 384, LARGE, 128, 192]
     assert len(addresses) == 4
 
 
