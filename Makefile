@@ -78,11 +78,15 @@ type: $(STAMP) ## mypy, strict: the package, then the tests
 	$(BIN)/mypy tests
 
 # One thread a process: the workers share the cores. No model is ever fetched by a test.
-test parity wheel-check test-gpu: export OMP_NUM_THREADS := 1
-test parity wheel-check test-gpu: export HF_HUB_OFFLINE := 1
+test test-all parity wheel-check test-gpu: export OMP_NUM_THREADS := 1
+test test-all parity wheel-check test-gpu: export HF_HUB_OFFLINE := 1
 
 .PHONY: test
-test: lint type ## All checks that need no GPU: lint, type, pytest
+test: lint type ## All checks that need no GPU: lint, type, pytest without the extended tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not extended' $(PYTEST_ARGS)
+
+.PHONY: test-all
+test-all: $(STAMP) ## Every test that needs no GPU, the extended ones included
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 .PHONY: parity

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,10 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A shell starts background jobs with SIGINT ignored, and a child inherits that: tests of interrupts
+# need the usual handling, however the tests were started.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Asked in a process of its own: a process that has touched CUDA can no longer be forked.
 COUNT_DEVICES = """

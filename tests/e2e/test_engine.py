@@ -53,6 +53,7 @@ def test_a_pair_becomes_a_checked_bundle_with_a_plan_and_a_sample(tmp_path: Path
 
 @pytest.mark.trt
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_bf16_bundle_is_checked_through_an_fp32_export_that_is_not_kept(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", ToyTarget(num_layers=2))
     toy = ToyDrafter(

@@ -16,7 +16,12 @@ from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.options import DecodeOptions
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
 
-pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.xdist_group("compat")]
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.slow,
+    pytest.mark.extended,
+    pytest.mark.xdist_group("compat"),
+]
 
 NEWER = {"Attention", "RMSNormalization", "RotaryEmbedding", "TensorScatter", "Swish"}
 Bundles = Mapping[Profile, Path]

@@ -20,7 +20,7 @@ from tests.parity.family_checkpoints import make_case
 from tests.parity.family_rounds import compare_rounds
 from tests.parity.family_rows import Row
 
-pytestmark = [pytest.mark.parity, pytest.mark.slow]
+pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.extended]
 CONTEXT = 48
 # Golden cases go through the fixed profile; these add what none of them has.
 GRAPHS: tuple[tuple[Profile, Row], ...] = (

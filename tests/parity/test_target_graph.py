@@ -91,7 +91,13 @@ def greedy(model: Any, count: int) -> list[int]:
     return ids[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.extended] if name in ("Qwen2", "Mistral") else [])
+        for name in MODELS
+    ],
+)
 def test_an_exported_target_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
     model = make_model(name, tmp_path / "target")
     export_bundle(None, tmp_path / "target", tmp_path / "bundle", ExportOptions())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -35,7 +36,15 @@ def project(root: Path) -> dict[str, Any]:
 
 def make(root: Path, *arguments: str) -> str:
     command = ["make", "--no-print-directory", *arguments]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    outer = (
+        "MAKEFLAGS",
+        "MFLAGS",
+        "MAKEOVERRIDES",
+        "PYTEST_ARGS",
+    )  # of the make that runs the tests
+    env = {name: value for name, value in os.environ.items() if name not in outer}
+    run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=True)
+    return run.stdout
 
 
 def test_every_direct_dependency_has_one_pin_inside_its_range(
