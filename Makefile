@@ -17,6 +17,7 @@ TARGET ?= tests/assets/tiny-target
 OUT ?= build/engine/$(shell basename -- $(call quote,$(DRAFT)))
 PRECISION ?=
 SM ?=
+PROMPTS ?= tests/assets/prompts.txt
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,7 +34,7 @@ stop = { echo "make: $(strip $(1))" >&2; exit 1; }
 .PHONY: help
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
-	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION SM for engine; PYTHON WORKERS PYTEST_ARGS'
+	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION SM for engine; DRAFT TARGET PROMPTS for bench; PYTHON WORKERS PYTEST_ARGS'
 
 # --- The main job -------------------------------------------------------------------------------
 
@@ -41,6 +42,15 @@ help: ## List these commands
 engine: $(STAMP) ## DRAFT and TARGET to ONNX, a TensorRT-RTX plan, parity and a sample run
 	$(BIN)/draftrt engine $(call quote,$(DRAFT)) --target $(call quote,$(TARGET)) \
 	  -o $(call quote,$(OUT)) $(call option,--precision,$(PRECISION)) $(call option,--sm,$(SM))
+
+.PHONY: bench
+bench: BUNDLE := build/bench/$(shell basename -- $(call quote,$(DRAFT)))
+bench: $(STAMP) ## DRAFT and TARGET on this CPU: with drafter, without, transformers, z-lab's loop
+	$(BIN)/draftrt export $(call quote,$(DRAFT)) --target $(call quote,$(TARGET)) \
+	  -o $(call quote,$(BUNDLE)) --force
+	$(BIN)/draftrt bench $(call quote,$(BUNDLE)) --rivals --draft $(call quote,$(DRAFT)) \
+	  $(call option,--prompts,$(PROMPTS)) --calibrate \
+	  --json $(call quote,$(BUNDLE).json) --svg $(call quote,$(BUNDLE).svg)
 
 # --- Environment --------------------------------------------------------------------------------
 

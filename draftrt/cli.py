@@ -22,6 +22,11 @@ COMMANDS = {
     ),
     "build": ("draftrt.engines.command", "build", "Build a TensorRT plan from a bundle."),
     "run": ("draftrt.runtime.command", "run", "Decode a prompt with drafter and target."),
+    "bench": (
+        "draftrt.runtime.bench_command",
+        "bench",
+        "Measure speculation against plain decoding.",
+    ),
     "validate": (
         "draftrt.validate.command",
         "validate",

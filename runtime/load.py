@@ -67,7 +67,8 @@ def load(
         model = GraphTarget(open_on("target"), bundle.graph("target").max_context)
     name = where(port=port, backend=backend, device=device, threads=threads)
     costs = read_costs(bundle.manifest.notes, name)
-    return Pair(model, drafter, bundle.file("tokenizer"), stop_ids, costs)
+    tokenizer = bundle.file("tokenizer")
+    return Pair(model, drafter, tokenizer, stop_ids, runs_as=name, costs=costs)
 
 
 def _port(bundle: Bundle, target: Path | str | None, wanted: str | None) -> str:

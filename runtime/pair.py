@@ -78,6 +78,7 @@ class Pair:
         target: the target.
         drafter: the drafter; None for a target exported alone, which decodes plainly.
         stop_ids: the target's own end-of-text ids.
+        runs_as: what runs it, in words; the name under which the bundle keeps `costs`.
         costs: times measured for this way to run the bundle; None where there are none.
     """
 
@@ -87,11 +88,14 @@ class Pair:
         drafter: Drafter | None,
         tokenizer_dir: Path,
         stop_ids: frozenset[int],
+        *,
+        runs_as: str = "",
         costs: Costs | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.stop_ids = stop_ids
+        self.runs_as = runs_as
         self.costs = costs
         self._tokenizer_dir = tokenizer_dir
         self._tokenizer = load_tokenizer(tokenizer_dir)

@@ -11,9 +11,11 @@ would break that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from draftrt.bundle import read_manifest, write_manifest
 from draftrt.errors import BundleError
 
 NOTE = "costs"  # manifest note: what runs the pair to its measured costs
@@ -94,6 +96,14 @@ def where(*, port: str, backend: str, device: str, threads: int) -> str:
     if backend != "onnxruntime":
         return f"target {port}, {backend}"
     return f"target {port}, {backend}, {device}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def write_costs(folder: Path, name: str, costs: Costs) -> None:
+    """Keep costs in a bundle's manifest, beside those of other ways to run it."""
+    manifest = read_manifest(folder)
+    kept = manifest.notes.get(NOTE)
+    tables = {**(kept if isinstance(kept, dict) else {}), name: costs.to_json()}
+    write_manifest(folder, replace(manifest, notes={**manifest.notes, NOTE: tables}))
 
 
 def read_costs(notes: Mapping[str, Any], name: str) -> Costs | None:

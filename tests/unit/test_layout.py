@@ -27,8 +27,9 @@ AT_IMPORT = {
 }
 # The same for files whose name ends so: the command line.
 AT_IMPORT_BY_NAME = {"cli": {"click"}, "command": {"click"}}
-# Inside functions too, PyTorch reaches the runtime through the Hugging Face adapter alone.
-TORCH_IN_RUNTIME = {"hf_target.py"}
+# Inside functions too, PyTorch reaches the runtime through the Hugging Face adapter alone, and
+# through what it is measured against.
+TORCH_IN_RUNTIME = {"hf_target.py", "bench_rivals.py"}
 # The spine's files that reach into a stage, inside functions: the command line and `draftrt.load`.
 STAGES_IN_CALLS = {"cli.py", "__init__.py"}
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "polygraphy", "tensorrt", "tensorrt_rtx")

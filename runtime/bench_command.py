@@ -1,0 +1,93 @@
+"""``draftrt bench``: speculation against plain decoding, on one machine and in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from draftrt.bundle import write_atomically
+from draftrt.runtime.bench_picture import to_svg
+from draftrt.runtime.bench_run import Settings, run_bench
+from draftrt.runtime.load import BACKENDS, PORTS
+from draftrt.runtime.options import SCHEDULES, ScheduleKind
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="File with a prompt a line.  [default: a few built-in ones]",
+)
+@click.option(
+    "--num-prompts", type=click.IntRange(1), default=8, show_default=True, help="Take the first N."
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Of each prompt."
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Decode each N times."
+)
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of each model."
+)
+@click.option("--target", type=click.Path(path_type=Path), help="Target's Hugging Face folder.")
+@click.option("--target-port", type=click.Choice(PORTS), help="As in draftrt run.")
+@click.option("--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--schedule", type=click.Choice(SCHEDULES), default="all", show_default=True)
+@click.option(
+    "--rivals", is_flag=True, help="Time transformers and z-lab's loop too, where installed."
+)
+@click.option("--draft", type=click.Path(path_type=Path), help="Drafter's checkpoint, for z-lab's.")
+@click.option(
+    "--calibrate", is_flag=True, help="Keep the costs in the bundle, for run --schedule survival."
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures.")
+@click.option("--svg", "svg_file", type=click.Path(path_type=Path), help="Write a picture.")
+def bench(
+    bundle: Path,
+    prompts: Path | None,
+    num_prompts: int,
+    max_tokens: int,
+    repeats: int,
+    threads: int,
+    target: Path | None,
+    target_port: str | None,
+    backend: str,
+    device: str,
+    schedule: ScheduleKind,
+    rivals: bool,
+    draft: Path | None,
+    calibrate: bool,
+    json_file: Path | None,
+    svg_file: Path | None,
+) -> None:
+    """Time the pair in BUNDLE with its drafter and without, greedily and without end tokens.
+
+    Figures go to standard output, progress to standard error.
+    """
+    settings = Settings(
+        bundle=bundle,
+        prompts=prompts,
+        num_prompts=num_prompts,
+        max_tokens=max_tokens,
+        repeats=repeats,
+        schedule=schedule,
+        target=target,
+        target_port=target_port,
+        backend=backend,
+        device=device,
+        threads=threads,
+        rivals=rivals,
+        draft=draft,
+        calibrate=calibrate,
+    )
+    found = run_bench(settings, lambda line: click.echo(line, err=True))
+    if json_file is not None:
+        write_atomically(json_file, (json.dumps(found.to_json(), indent=1) + "\n").encode())
+    if svg_file is not None:
+        write_atomically(svg_file, to_svg(found).encode())
+    click.echo(found.to_text())

@@ -1,0 +1,133 @@
+"""What users would run otherwise, timed beside a pair: transformers, and z-lab's own loop.
+
+Both run the same checkpoints in float32 on the CPU, with as many threads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+from draftrt.bundle import Bundle
+from draftrt.errors import BackendError
+from draftrt.runtime.bench import Decoded, System
+from draftrt.runtime.load import find_target
+
+ZLAB_FORMAT = "z-lab"  # the one checkpoint format that z-lab's loop loads
+
+
+class Transformers:
+    """Greedy ``generate`` of transformers.
+
+    Attributes:
+        name: with its version.
+        model: the loaded target.
+        torch: the torch module.
+    """
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        import torch
+        import transformers
+
+        torch.set_num_threads(threads)
+        self.name = f"transformers {transformers.__version__}"
+        self.torch: ModuleType = torch
+        self.model: Any = _load(transformers, transformers.AutoModelForCausalLM, folder)
+        self.model.generation_config.eos_token_id = None
+
+    def decode(self, prompt_ids: tuple[int, ...], max_tokens: int) -> Decoded:
+        """Decode exactly ``max_tokens`` tokens."""
+        ids = self.torch.tensor([prompt_ids])
+        started = perf_counter()
+        with self.torch.inference_mode():
+            out = self.model.generate(
+                ids,
+                attention_mask=self.torch.ones_like(ids),
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        return _decoded(out, prompt_ids, perf_counter() - started)
+
+
+class Zlab:
+    """The decoding loop of z-lab's ``dflash`` package, with the same target in the same process.
+
+    Attributes:
+        name: with its version.
+    """
+
+    def __init__(self, draft: Path, target: Transformers) -> None:
+        import transformers
+
+        package = importlib.import_module("dflash.model")
+        self.name = f"z-lab dflash {importlib.metadata.version('dflash')}"
+        self._target, self._loop = target, package.dflash_generate
+        config = transformers.AutoConfig.from_pretrained(str(draft), local_files_only=True)
+        kind = (config.architectures or ["DFlashDraftModel"])[0]
+        self._draft: Any = _load(transformers, getattr(package, kind), draft)
+
+    def decode(self, prompt_ids: tuple[int, ...], max_tokens: int) -> Decoded:
+        """Decode exactly ``max_tokens`` tokens."""
+        ids = self._target.torch.tensor([prompt_ids])
+        started = perf_counter()
+        out = self._loop(self._draft, self._target.model, ids, max_tokens, None)
+        return _decoded(out, prompt_ids, perf_counter() - started)
+
+
+def load_rivals(
+    bundle: Bundle, *, target: Path | None, draft: Path | None, threads: int
+) -> tuple[list[System], list[str]]:
+    """Load every rival that is installed and can run the pair.
+
+    Args:
+        bundle: the pair as exported.
+        target: the target's folder; None: the one it was exported from.
+        draft: the drafter's checkpoint, for z-lab's loop.
+        threads: torch's threads, for the whole process.
+
+    Returns:
+        The rivals, and a line for each that is missing.
+
+    Raises:
+        BackendError: the target's folder is gone, or a folder cannot be loaded.
+    """
+    absent = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
+    if absent:
+        return [], [f"transformers, z-lab's loop: not run, {' and '.join(absent)} not installed"]
+    own = Transformers(find_target(bundle, target), threads)
+    found = bundle.drafter().checkpoint_format
+    if importlib.util.find_spec("dflash") is None:
+        reason = "not installed (pip install dflash==0.1.0)"
+    elif found != ZLAB_FORMAT:
+        reason = f"it loads its own checkpoint format, this drafter's is {found}"
+    elif draft is None:
+        reason = "give the drafter's checkpoint with --draft"
+    else:
+        return [own, Zlab(draft, own)], []
+    return [own], [f"z-lab's loop: not run, {reason}"]
+
+
+def _load(transformers: ModuleType, kind: Any, folder: Path) -> Any:
+    progress = transformers.utils.logging
+    is_shown = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
+    try:
+        return kind.from_pretrained(str(folder), dtype="float32", local_files_only=True).eval()
+    except (OSError, ValueError) as error:
+        raise BackendError(
+            f"{folder}: transformers {transformers.__version__} cannot load it: {error}"
+        ) from error
+    finally:
+        if is_shown:
+            progress.enable_progress_bar()
+
+
+def _decoded(out: Any, prompt_ids: tuple[int, ...], total_s: float) -> Decoded:
+    ids = out[0, len(prompt_ids) :].tolist()
+    return Decoded(token_ids=tuple(ids), total_s=total_s)

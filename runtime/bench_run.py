@@ -1,0 +1,145 @@
+"""A whole bench: opens the pair, times it, its calls and its rivals, and reports."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftrt import __version__
+from draftrt.bundle import Bundle
+from draftrt.runtime.bench import Own, System, compare
+from draftrt.runtime.bench_costs import measure_costs
+from draftrt.runtime.bench_prompts import read_prompts
+from draftrt.runtime.bench_report import Report
+from draftrt.runtime.bench_rivals import load_rivals
+from draftrt.runtime.graph_target import GraphTarget
+from draftrt.runtime.load import load
+from draftrt.runtime.machine import peak_memory_bytes, this_machine
+from draftrt.runtime.options import DecodeOptions, ScheduleKind
+from draftrt.runtime.pair import Pair
+from draftrt.runtime.schedule import write_costs
+
+PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch", "numpy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to measure, and how; names as in the command line.
+
+    Attributes:
+        bundle: the bundle's folder.
+        prompts: file with a prompt a line; None: the built-in ones.
+        num_prompts: how many of them.
+        max_tokens: new tokens of each.
+        repeats: decodings of each.
+        schedule: how many drafts are verified.
+        target: the target's folder; None: where it was exported from.
+        target_port: as for `draftrt.runtime.load.load`.
+        backend: as there.
+        device: as there.
+        threads: as there; the rivals' too.
+        rivals: whether to time them.
+        draft: the drafter's checkpoint, for z-lab's loop.
+        calibrate: whether to keep the costs in the bundle.
+    """
+
+    bundle: Path
+    prompts: Path | None = None
+    num_prompts: int = 8
+    max_tokens: int = 128
+    repeats: int = 3
+    schedule: ScheduleKind = "all"
+    target: Path | None = None
+    target_port: str | None = None
+    backend: str = "onnxruntime"
+    device: str = "cpu"
+    threads: int = 1
+    rivals: bool = False
+    draft: Path | None = None
+    calibrate: bool = False
+
+
+def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
+    """Measure a pair; returns what was found.
+
+    Args:
+        settings: what and how.
+        report: takes progress, a line at a time.
+
+    Raises:
+        DraftrtError: as `draftrt.runtime.load.load`; FeedError where prompt and tokens do not fit.
+    """
+    bundle = Bundle.open(settings.bundle)
+    spec = bundle.drafter()
+    texts = read_prompts(settings.prompts, settings.num_prompts)
+    before = this_machine()
+    with load(
+        settings.bundle,
+        target=settings.target,
+        target_port=settings.target_port,
+        backend=settings.backend,
+        device=settings.device,
+        threads=settings.threads,
+    ) as pair:
+        costs = measure_costs(pair, report)
+        if settings.calibrate:
+            write_costs(settings.bundle, pair.runs_as, costs[0])
+            report(f"kept in the bundle: costs of {pair.runs_as}")
+        options = DecodeOptions(schedule=settings.schedule)
+        own = [Own(pair, options, speculate=speculate) for speculate in (False, True)]
+        prompts = [pair.encode(text) for text in texts]
+        for one in own:
+            one.decode(prompts[0], settings.max_tokens)
+        peak, (rivals, notes) = peak_memory_bytes(), _rivals(bundle, settings)
+        systems: list[System] = [*own, *rivals]
+        summaries = compare(
+            systems,
+            prompts,
+            max_tokens=settings.max_tokens,
+            repeats=settings.repeats,
+            report=report,
+        )
+        return Report(
+            bundle=str(settings.bundle),
+            pair=f"{spec.family.value}, {spec.num_draft_tokens} drafts a round; {pair.runs_as}",
+            max_tokens=settings.max_tokens,
+            num_prompts=len(prompts),
+            repeats=settings.repeats,
+            schedule=settings.schedule,
+            versions=_versions(),
+            before=before,
+            after=this_machine(),
+            systems=summaries,
+            costs=costs,
+            peak_memory_bytes=peak,
+            cache_bytes_per_token=_cache_bytes(pair),
+            notes=notes,
+        )
+
+
+def _rivals(bundle: Bundle, settings: Settings) -> tuple[list[System], list[str]]:
+    if not settings.rivals:
+        return [], []
+    return load_rivals(
+        bundle, target=settings.target, draft=settings.draft, threads=settings.threads
+    )
+
+
+def _cache_bytes(pair: Pair) -> dict[str, int]:
+    held = {} if pair.drafter is None else {"drafter": pair.drafter.cache_bytes_per_token}
+    if isinstance(pair.target, GraphTarget):
+        held["target"] = pair.target.cache_bytes_per_token
+    return held
+
+
+def _versions() -> dict[str, str]:
+    found = {"draftrt": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
