@@ -16,6 +16,7 @@ DRAFT ?= tests/assets/tiny-dflash
 TARGET ?= tests/assets/tiny-target
 OUT ?= build/engine/$(shell basename -- $(call quote,$(DRAFT)))
 PRECISION ?=
+QUANTIZE ?=
 SM ?=
 PROMPTS ?= tests/assets/prompts.txt
 
@@ -34,14 +35,15 @@ stop = { echo "make: $(strip $(1))" >&2; exit 1; }
 .PHONY: help
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
-	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION SM for engine; DRAFT TARGET PROMPTS for bench; PYTHON WORKERS PYTEST_ARGS'
+	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION QUANTIZE SM for engine; DRAFT TARGET PROMPTS for bench; PYTHON WORKERS PYTEST_ARGS'
 
 # --- The main job -------------------------------------------------------------------------------
 
 .PHONY: engine
 engine: $(STAMP) ## DRAFT and TARGET to ONNX, a TensorRT-RTX plan, parity and a sample run
 	$(BIN)/draftrt engine $(call quote,$(DRAFT)) --target $(call quote,$(TARGET)) \
-	  -o $(call quote,$(OUT)) $(call option,--precision,$(PRECISION)) $(call option,--sm,$(SM))
+	  -o $(call quote,$(OUT)) $(call option,--precision,$(PRECISION)) \
+	  $(foreach one,$(QUANTIZE),$(call option,--quantize,$(one))) $(call option,--sm,$(SM))
 
 .PHONY: bench
 bench: BUNDLE := build/bench/$(shell basename -- $(call quote,$(DRAFT)))

@@ -25,7 +25,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
+        return {str(to_json(key)): to_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
     return value
@@ -60,7 +60,10 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     if origin in (dict, Mapping):
         if not isinstance(data, dict):
             raise _wrong(where, data, "an object")
-        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in data.items()}
+        return {
+            _decode(args[0], key, where): _decode(args[1], item, f"{where}.{key}")
+            for key, item in data.items()
+        }
     if isinstance(kind, type) and issubclass(kind, Enum):
         choices = [member.value for member in kind]
         if data not in choices:

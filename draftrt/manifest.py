@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftrt.quantization import Part, Scheme
 from draftrt.signature import Signature
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision, TargetSpec
 
@@ -23,6 +24,7 @@ class GraphEntry:
         signature: inputs and outputs.
         flexible: the same graph over the same data with the rows of its caches open (size ``L``),
             for backends that can grow them; empty where there is none.
+        quantization: parts whose weights are stored quantised, each with its scheme.
     """
 
     file: str
@@ -33,6 +35,7 @@ class GraphEntry:
     max_context: int
     signature: Signature
     flexible: str = ""
+    quantization: dict[Part, Scheme] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 import draftrt
 from draftrt.bundle import Bundle, GraphEntry, PlanEntry, add_plan, sha256_of
 from draftrt.engines import child, exchange
-from draftrt.engines.capabilities import FACTS, precision_findings, sm_findings
+from draftrt.engines.capabilities import FACTS, request_findings
 from draftrt.engines.environment import backend_version, find_gpus, target_sms
 from draftrt.engines.exchange import BuildReply, BuildRequest
 from draftrt.engines.options import BuildOptions
@@ -114,14 +114,11 @@ def _unbuilt_entry(
 def _resolve(graph: GraphEntry, options: BuildOptions) -> tuple[BuildOptions, str]:
     """Return the options with their SMs settled and the backend's version, or refuse."""
     backend = options.backend
-    collect(
-        sm_findings(backend, options.sms)
-        + precision_findings(backend, options.sms, graph.precision)
-    )
+    collect(request_findings(backend, options.sms, graph.precision, graph.quantization))
     version = backend_version(backend)
     gpus = find_gpus() if FACTS[backend].needs_gpu else None
     options = replace(options, sms=target_sms(backend, options.sms, gpus))
-    collect(precision_findings(backend, options.sms, graph.precision))
+    collect(request_findings(backend, options.sms, graph.precision, graph.quantization))
     return options, version
 
 

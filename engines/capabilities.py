@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from draftrt.errors import DraftrtError, UnsupportedError
+from draftrt.quantization import Part, Scheme
 from draftrt.spec import Precision
 
 
@@ -81,6 +82,11 @@ PRECISION_FEATURES: Mapping[Precision, tuple[Feature, ...]] = {
     Precision.FP16: (),
     Precision.BF16: (Feature.BF16,),
 }
+SCHEME_FEATURES: Mapping[Scheme, tuple[Feature, ...]] = {
+    Scheme.INT8: (),
+    Scheme.INT4: (),
+    Scheme.FP8: (Feature.FP8,),
+}
 
 
 def sm_findings(backend: Backend, sms: Sequence[int]) -> list[DraftrtError]:
@@ -106,6 +112,31 @@ def precision_findings(
     """Return findings for SMs that cannot run a graph of this precision."""
     where = dict.fromkeys(PRECISION_FEATURES[precision], f"a {precision.value} graph")
     return feature_findings(backend, sms, where)
+
+
+def scheme_findings(
+    backend: Backend, sms: Sequence[int], quantization: Mapping[Part, Scheme]
+) -> list[DraftrtError]:
+    """Return findings for SMs that cannot run weights quantised so."""
+    where: dict[Feature, str] = {}
+    for part, scheme in quantization.items():
+        for feature in SCHEME_FEATURES[scheme]:
+            where.setdefault(feature, f"{part.value} weights in {scheme.value}")
+    return feature_findings(backend, sms, where)
+
+
+def request_findings(
+    backend: Backend,
+    sms: Sequence[int],
+    precision: Precision,
+    quantization: Mapping[Part, Scheme],
+) -> list[DraftrtError]:
+    """Return findings for SMs that the backend does not build for or that lack the arithmetic."""
+    return (
+        sm_findings(backend, sms)
+        + precision_findings(backend, sms, precision)
+        + scheme_findings(backend, sms, quantization)
+    )
 
 
 def feature_findings(
@@ -137,4 +168,6 @@ def feature_findings(
 def _other_precision(feature: Feature) -> str:
     if feature is Feature.BF16:
         return ", or export the graph with --precision fp16"
+    if feature is Feature.FP8:
+        return ", or export the graph with --quantize int8"
     return ""

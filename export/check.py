@@ -19,6 +19,7 @@ from draftrt.errors import ExportError
 from draftrt.export.assemble import GraphTensor, empty_caches, reference_module
 from draftrt.export.drafter import Drafter
 from draftrt.export.ops import Profile
+from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.signature import round_feeds, walk_to_compare
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec, Precision
@@ -226,6 +227,8 @@ def widened(tensor: GraphTensor) -> GraphTensor:
     """Return a bfloat16 weight as float32 with the same values; others as they are."""
     if tensor.dtype is not torch.bfloat16:
         return tensor
+    if isinstance(tensor.source, QuantizedRef):  # the twin dequantises in float32
+        return GraphTensor(tensor.name, tensor.shape, torch.float32, tensor.source.exact())
     from draftrt.export.checkpoint import from_tensor
 
     content = tensor.source.read().to(torch.bfloat16).float()

@@ -9,6 +9,8 @@ import click
 from draftrt.export.drafter import EXTRA_OUTPUTS
 from draftrt.export.ops import Profile
 from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.quantization import Part, Scheme
+from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision
 
 
@@ -58,6 +60,7 @@ from draftrt.spec import Precision
     multiple=True,
     help="Unknown config key without effect; repeatable.",
 )
+@quantize_option
 @click.option(
     "--target-graph/--no-target-graph",
     default=None,
@@ -73,6 +76,7 @@ def export(
     max_context: int | None,
     outputs: tuple[str, ...],
     sampled: bool,
+    quantization: dict[Part, Scheme],
     sample_from_anchor: bool | None,
     ignore_keys: tuple[str, ...],
     target_graph: bool | None,
@@ -87,6 +91,7 @@ def export(
         sampled=sampled,
         sample_from_anchor=sample_from_anchor,
         ignore_keys=frozenset(ignore_keys),
+        quantization=quantization,
         target_graph=target_graph,
         force=force,
     )

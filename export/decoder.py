@@ -66,15 +66,14 @@ class Decoder(nn.Module):
             written += (keys, values)
             states[index] = x
         hidden = ops.rms_norm(x, w("model.norm.weight"), spec.rms_norm_eps)
-        head = "model.embed_tokens.weight" if self._shares_head() else "lm_head.weight"
-        logits = ops.linear(hidden, w(head)).float()
+        head = w.get("lm_head.weight")  # quantised, a shared one is stored apart from its table
+        logits = ops.linear(
+            hidden, w("model.embed_tokens.weight") if head is None else head
+        ).float()
         out = [logits.argmax(dim=-1)[None], logits[None]]
         if self.taps:
             out.append(torch.cat([states[tap] for tap in self.taps], dim=-1)[None])
         return (*out, *written)
-
-    def _shares_head(self) -> bool:
-        return self.spec.tie_word_embeddings and self.spec.table_rows == self.spec.vocab_size
 
     def _view(
         self, rows: int, context_length: Tensor, capacity: int
@@ -132,15 +131,16 @@ class Decoder(nn.Module):
             is_causal=mask is None,
         )
         out = out.transpose(1, 2).reshape(-1, spec.num_heads * spec.head_dim)
-        return ops.linear(out, w("o_proj.weight"), w.get("o_proj.bias")).float(), keys, values
+        out = ops.linear_to_residual(out, w("o_proj.weight"), w.get("o_proj.bias"))
+        return out, keys, values
 
     def _mlp(self, layer: Weights, x: Tensor) -> Tensor:
         w = layer.below("mlp")
         u = ops.rms_norm(x, layer("post_attention_layernorm.weight"), self.spec.rms_norm_eps)
-        gate = ops.linear(u, w("gate_proj.weight"), w.get("gate_proj.bias"))
-        up = ops.linear(u, w("up_proj.weight"), w.get("up_proj.bias"))
+        gate = ops.linear(u, w("gate_proj.weight"), w.get("gate_proj.bias")).float()
+        up = ops.linear(u, w("up_proj.weight"), w.get("up_proj.bias")).float()
         inner = ACTIVATIONS[self.spec.activation](gate) * up
-        return ops.linear(inner, w("down_proj.weight"), w.get("down_proj.bias")).float()
+        return ops.linear_to_residual(inner, w("down_proj.weight"), w.get("down_proj.bias"))
 
 
 def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

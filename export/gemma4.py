@@ -73,9 +73,11 @@ class Layer:
             keys,
             values,
         )
-        return ops.linear(attended, w("o_proj.weight"), w.get("o_proj.bias")).float(), keys, values
+        out = ops.linear_to_residual(attended, w("o_proj.weight"), w.get("o_proj.bias"))
+        return out, keys, values
 
     def _mlp(self, u: Tensor) -> Tensor:
         w = self._weights.below("mlp")
-        gate = ACTIVATIONS[self._spec.activation](ops.linear(u, w("gate_proj.weight")))
-        return ops.linear(gate * ops.linear(u, w("up_proj.weight")), w("down_proj.weight")).float()
+        gate = ACTIVATIONS[self._spec.activation](ops.linear(u, w("gate_proj.weight")).float())
+        inner = gate * ops.linear(u, w("up_proj.weight")).float()
+        return ops.linear_to_residual(inner, w("down_proj.weight"))

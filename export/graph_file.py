@@ -15,6 +15,15 @@ import torch
 from draftrt.errors import ExportError
 from draftrt.export.assemble import GraphTensor
 from draftrt.export.grouped_attention import group_attention
+from draftrt.export.quantized_file import write_quantized
+from draftrt.export.quantized_graph import (
+    CODES,
+    SCALES,
+    QuantizedUse,
+    look_up_codes,
+    quantize_graph,
+)
+from draftrt.quantization import Quantization
 
 INLINE_BYTES = 1024
 ALIGNMENT = 4096
@@ -22,7 +31,11 @@ SLICE_BYTES = 1 << 25
 
 
 def write_graph(
-    model: Any, tensors: Mapping[str, GraphTensor], path: Path, sizes: Mapping[str, int]
+    model: Any,
+    tensors: Mapping[str, GraphTensor],
+    path: Path,
+    sizes: Mapping[str, int],
+    quantization: Quantization | None = None,
 ) -> Path:
     """Bind the tensors to the graph's initialisers and write the files.
 
@@ -35,6 +48,7 @@ def write_graph(
         tensors: content of every initialiser that stands for a weight.
         path: ONNX file to write; the data file lies beside it as ``<name>.data``.
         sizes: symbolic size to the number it is fixed to.
+        quantization: parts whose weights are stored quantised.
 
     Returns:
         The data file.
@@ -50,8 +64,13 @@ def write_graph(
     if lost:
         raise ExportError(f"weights that the traced graph does not use: {lost[:8]}")
     placed: dict[Any, tuple[int, int]] = {}
+    quantised = quantize_graph(model, tensors, quantization or {})
     with data.open("wb") as stream:
+        for use in quantised:
+            _bind_quantised(graph, use, stream, data)
         for name, tensor in tensors.items():
+            if name not in graph.initializers:  # every use of it is quantised
+                continue
             value = graph.initializers[name]
             if list(value.shape) != list(tensor.shape):
                 raise ExportError(
@@ -71,6 +90,8 @@ def write_graph(
     onnx_ir.save(model, flexible)
     _write_fixed(flexible, path, sizes)
     group_attention(flexible)
+    if quantised:
+        look_up_codes(flexible)
     return data
 
 
@@ -113,19 +134,38 @@ def _bind(
         else tensor.name
     )
     if key not in placed:
-        offset = -(-stream.tell() // ALIGNMENT) * ALIGNMENT
-        stream.write(b"\0" * (offset - stream.tell()))
+        offset = _align(stream)
         for piece in slices(tensor):
             stream.write(piece)
         placed[key] = (offset, size)
-    offset, size = placed[key]
+    return _external(data, placed[key], tensor.name, _ir_dtype(tensor.dtype), tensor.shape)
+
+
+def _bind_quantised(graph: Any, use: QuantizedUse, stream: BinaryIO, data: Path) -> None:
+    for suffix, place in zip((CODES, SCALES), write_quantized(stream, use, _align), strict=True):
+        value = graph.initializers[use.name + suffix]
+        value.const_value = _external(data, place, value.name, value.dtype, tuple(value.shape))
+
+
+def _align(stream: BinaryIO) -> int:
+    """Pad the file to where a tensor may start and return that offset."""
+    offset = -(-stream.tell() // ALIGNMENT) * ALIGNMENT
+    stream.write(b"\0" * (offset - stream.tell()))
+    return offset
+
+
+def _external(
+    data: Path, place: tuple[int, int], name: str, dtype: Any, shape: tuple[int, ...]
+) -> Any:
+    import onnx_ir
+
     return onnx_ir.ExternalTensor(
         location=data.name,
-        offset=offset,
-        length=size,
-        dtype=_ir_dtype(tensor.dtype),
-        shape=onnx_ir.Shape(tensor.shape),
-        name=tensor.name,
+        offset=place[0],
+        length=place[1],
+        dtype=dtype,
+        shape=onnx_ir.Shape(shape),
+        name=name,
         base_dir=str(data.parent),
     )
 

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+FP16_ROOM = 32.0  # the product of a weight row whose magnitudes sum to 2000 still fits
+
 
 class Profile(str, Enum):
     """Which ONNX operators a traced graph may use."""
@@ -50,6 +52,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         shape=(x.shape[0], weight.shape[0]),
         version=13,
     )
+
+
+def linear_to_residual(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``x @ weight.T + bias`` in float32, for rows that may be large.
+
+    What a layer adds to its residual stream can exceed float16, whose largest number is 65504, in
+    checkpoints with massive activations. With a float16 weight, rows of magnitudes above
+    `FP16_ROOM` are brought down to it before the product and back after it, in float32; all others
+    are left alone.
+
+    Args:
+        x: [R, in], any float dtype.
+        weight: [out, in].
+        bias: [out] or None.
+    """
+    if weight.dtype is not torch.float16:
+        return linear(x, weight, bias).float()
+    x = x.float()
+    factor = (x.abs().amax(dim=-1, keepdim=True) / FP16_ROOM).clamp_min(1.0)
+    out = linear(x / factor, weight).float() * factor
+    return out if bias is None else out + bias.float()
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -178,7 +201,8 @@ def attend_plainly(
     _, heads, rows, dim = query.shape
     groups = keys.shape[1]
     grouped = query.reshape(1, groups, (heads // groups) * rows, dim)
-    scores = (grouped @ keys.transpose(-1, -2)).float() * scale
+    grouped = (grouped.float() * scale).to(query.dtype)  # before the product: it may exceed float16
+    scores = (grouped @ keys.transpose(-1, -2)).float()
     scores = scores.reshape(1, heads, rows, keys.shape[2]).masked_fill(~mask, float("-inf"))
     weights = torch.softmax(scores, dim=-1) if sinks is None else _softmax_beside(scores, sinks)
     weights = weights.to(query.dtype).reshape(1, groups, (heads // groups) * rows, keys.shape[2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,17 @@ from draftrt.export.check import check_file, check_graph
 from draftrt.export.decoder_config import read_decoder
 from draftrt.export.drafter import Drafter, SampledDrafter
 from draftrt.export.graph_file import flexible_path, write_graph
+from draftrt.export.initialisers import as_stored
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.ops import Profile
+from draftrt.export.quantized_graph import check_quantization
 from draftrt.export.signature import CAPACITY, draft_signature
 from draftrt.export.target import Target, check_tokenizer, read_target
 from draftrt.export.target_graph import write_target_graph
 from draftrt.export.trace import trace
 from draftrt.export.weights import placeholders
 from draftrt.provenance import command_line, now, tool_versions
+from draftrt.quantization import Part, Scheme
 from draftrt.spec import DecoderSpec, Precision
 
 GRAPH = "draft.onnx"
@@ -48,6 +51,7 @@ class ExportOptions:
         sampled: the drafts can be drawn at a temperature, by noise among the graph's inputs.
         sample_from_anchor: alignment where the config leaves it open.
         ignore_keys: unknown config keys declared to be without effect.
+        quantization: parts whose weights are stored quantised, in the drafter and in the target.
         target_graph: whether the target's graph is exported too; None: where it can be, and said
             where it cannot.
         force: replace an existing bundle.
@@ -60,6 +64,7 @@ class ExportOptions:
     sampled: bool = False
     sample_from_anchor: bool | None = None
     ignore_keys: frozenset[str] = field(default_factory=frozenset)
+    quantization: Mapping[Part, Scheme] = field(default_factory=dict)
     target_graph: bool | None = None
     force: bool = False
 
@@ -119,6 +124,7 @@ def export_bundle(
                 precision=options.precision,
                 profile=options.profile,
                 max_context=context,
+                quantization=options.quantization,
                 report=report,
             )
         _copy_tokenizer(target, folder / "tokenizer")
@@ -181,6 +187,7 @@ def write_draft_graph(
         for is_flexible in (False, True)
     )
     tensors = graph_tensors(spec, loaded.tensors, precision, context)
+    check_quantization(tensors, options.quantization, options.profile.opset)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = SampledDrafter if options.sampled else Drafter
     module = kind(
@@ -195,10 +202,11 @@ def write_draft_graph(
     )
     model = trace(module, flexible, options.profile)
     path = folder / GRAPH
-    data = write_graph(model, tensors, path, {CAPACITY: context})
+    data = write_graph(model, tensors, path, {CAPACITY: context}, options.quantization)
     report(f"write: {GRAPH} and {data.stat().st_size / 1e6:.1f} MB of weights")
     check_file(path, signature)
     check_file(flexible_path(path), flexible)
+    tensors = as_stored(path, tensors)
     for line in check_graph(path, spec, tensors, signature, precision, context):
         report(f"check: {line}")
     return GraphEntry(
@@ -210,6 +218,7 @@ def write_draft_graph(
         opset=options.profile.opset,
         max_context=context,
         signature=signature,
+        quantization=dict(options.quantization),
     )
 
 

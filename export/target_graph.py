@@ -24,10 +24,13 @@ from draftrt.export.check import (
 from draftrt.export.checkpoint import FLOATS, TensorRef, from_array, read_headers
 from draftrt.export.decoder import Decoder, decoder_shapes
 from draftrt.export.graph_file import flexible_path, write_graph
+from draftrt.export.initialisers import as_stored
 from draftrt.export.ops import Profile
+from draftrt.export.quantized_graph import check_quantization
 from draftrt.export.signature import CAPACITY
 from draftrt.export.trace import trace
 from draftrt.export.weights import placeholders
+from draftrt.quantization import Quantization
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DecoderSpec, Precision
 
@@ -146,10 +149,12 @@ def write_target_graph(
     precision: Precision,
     profile: Profile,
     max_context: int,
+    quantization: Quantization,
     report: Callable[[str], None],
 ) -> GraphEntry:
     """Trace, write and check a target's graph into a bundle folder; return its manifest entry."""
     tensors = target_tensors(spec, checkpoint, precision, max_context)
+    check_quantization(tensors, quantization, profile.opset)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     contents = placeholders(shapes, lambda name: tensors[name].dtype)
     module = Decoder(spec, contents, taps=taps, profile=profile)
@@ -158,10 +163,11 @@ def write_target_graph(
     report(f"trace: target, {spec.num_layers} layers, {precision.value}, max_context {max_context}")
     model = trace(module, flexible, profile)
     path = folder / GRAPH
-    data = write_graph(model, tensors, path, {CAPACITY: max_context})
+    data = write_graph(model, tensors, path, {CAPACITY: max_context}, quantization)
     report(f"write: {GRAPH} and {data.stat().st_size / 1e6:.1f} MB of weights")
     check_file(path, fixed)
     check_file(flexible_path(path), flexible)
+    tensors = as_stored(path, tensors)
     report(check_target(path, spec, tensors, taps, precision, profile, max_context))
     return GraphEntry(
         file=GRAPH,
@@ -172,6 +178,7 @@ def write_target_graph(
         opset=profile.opset,
         max_context=max_context,
         signature=fixed,
+        quantization=dict(quantization),
     )
 
 

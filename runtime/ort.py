@@ -19,6 +19,10 @@ from draftrt.runtime.backend import Arrays, cache_specs, fed_signature
 from draftrt.signature import Signature, check_feeds
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# How ONNX Runtime's CPU kernels multiply with int4 and int8 weights. Rounding the activations to
+# int8, in blocks of 32, is its default and what makes them fast: 6 and 3 times float32 products.
+QUANTISED_PRODUCTS = "session.qdq_matmulnbits_accuracy_level"
+AS_WRITTEN, INT8 = "1", "4"
 GROWTH_ROWS = 64
 SHRINK_AT = 4  # times as many rows as are wanted
 MAX_PLANS = 24
@@ -207,6 +211,7 @@ def _load(runtime: ModuleType, model: Path, provider: str, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry(QUANTISED_PRODUCTS, INT8)
     if not model.is_file():
         raise BackendError(f"{model}: no such file")
     errors = runtime.capi.onnxruntime_pybind11_state

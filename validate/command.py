@@ -1,4 +1,4 @@
-"""``draftrt validate``: golden cases, parity of a bundle, trajectories.
+"""``draftrt validate``: golden cases, parity of a bundle, trajectories, ranges of float16.
 
 Exit status of all of them: 0 same, 3 different, 1 could not be checked, 2 usage.
 """
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from draftrt.validate.range_command import ranges
+
 FOLDER = click.Path(path_type=Path)
 
 
@@ -19,6 +21,9 @@ def validate() -> None:
 
     Exit status: 0 same, 3 different, 1 could not be checked, 2 usage.
     """
+
+
+validate.add_command(ranges)
 
 
 @validate.command()

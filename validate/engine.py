@@ -7,7 +7,7 @@ its own error; what earlier steps finished stays where it is.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from draftrt.bundle import Bundle, PlanEntry
 from draftrt.engines.build import build_plan
-from draftrt.engines.capabilities import Backend, precision_findings, sm_findings
+from draftrt.engines.capabilities import Backend, request_findings
 from draftrt.engines.environment import backend_version
 from draftrt.engines.options import BuildOptions
 from draftrt.errors import ParityError, collect
+from draftrt.quantization import Part, Scheme, describe
 from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Completion
@@ -42,6 +43,7 @@ class EngineOptions:
     Attributes:
         precision: of the bundle and its plan. A bf16 graph has no kernels on this CPU: the checks
             and the sample run then use an fp32 export of the same drafter, which is not kept.
+        quantization: parts whose weights are stored quantised.
         backend: builder of the plan.
         sms: compute capabilities of the plan; empty only for classic TensorRT, which builds for
             the GPU of the machine.
@@ -51,6 +53,7 @@ class EngineOptions:
     """
 
     precision: Precision = Precision.FP16
+    quantization: Mapping[Part, Scheme] = field(default_factory=dict)
     backend: Backend = Backend.TENSORRT_RTX
     sms: tuple[int, ...] = DEFAULT_SMS
     prompt: str = DEFAULT_PROMPT
@@ -143,7 +146,9 @@ def make_engine(
         report(f"{name}: {made.steps[-1].result}")
         return value
 
-    chosen = ExportOptions(precision=options.precision, force=True)
+    chosen = ExportOptions(
+        precision=options.precision, quantization=options.quantization, force=True
+    )
     bundle = step(
         "export",
         lambda: Bundle.open(export_bundle(draft, target, out, chosen, report)),
@@ -151,7 +156,7 @@ def make_engine(
     )
     made.bundle_bytes = _size(bundle)
     made.plan = step("plan", lambda: _build(out, options), _say_plan)
-    with _on_cpu(draft, target, out, options.precision, report) as checked:
+    with _on_cpu(draft, target, out, options, report) as checked:
         step("onnxruntime", lambda: check_opens(checked), lambda count: f"{count} drafts a round")
         step("parity", lambda: _parity(checked), _say_parity)
         if options.with_run:
@@ -166,10 +171,7 @@ def check_request(options: EngineOptions) -> None:
         UnsupportedError: an SM that the backend does not build for, or that lacks the precision.
         BackendError: a package is missing.
     """
-    collect(
-        sm_findings(options.backend, options.sms)
-        + precision_findings(options.backend, options.sms, options.precision)
-    )
+    collect(request_findings(options.backend, options.sms, options.precision, options.quantization))
     backend_version(options.backend)
     require("polygraphy", "onnxruntime", *(["transformers"] if options.with_run else []))
 
@@ -226,17 +228,17 @@ def check_lossless(done: Completion, plain: Completion) -> None:
 
 @contextmanager
 def _on_cpu(
-    draft: Path, target: Path, out: Path, precision: Precision, report: Callable[[str], None]
+    draft: Path, target: Path, out: Path, chosen: EngineOptions, report: Callable[[str], None]
 ) -> Iterator[Path]:
     """Give a bundle that ONNX Runtime's CPU kernels can run."""
     from draftrt.export.pipeline import ExportOptions, export_bundle
 
-    if precision is not Precision.BF16:
+    if chosen.precision is not Precision.BF16:
         yield out
         return
     report("no bf16 kernels on this CPU: the checks and the run use an fp32 export of the drafter")
     with tempfile.TemporaryDirectory(prefix="draftrt-fp32-") as name:
-        options = ExportOptions(precision=Precision.FP32, target_graph=False)
+        options = ExportOptions(quantization=chosen.quantization, target_graph=False)
         yield export_bundle(draft, target, Path(name) / "bundle", options, report)
 
 
@@ -273,7 +275,8 @@ def _size(bundle: Bundle) -> int:
 
 def _say_bundle(bundle: Bundle) -> str:
     entry = bundle.graph()
-    return f"{entry.precision.value}, opset {entry.opset}, {_size(bundle) / 1e6:.1f} MB"
+    kinds = [entry.precision.value, describe(entry.quantization), f"opset {entry.opset}"]
+    return ", ".join([*filter(None, kinds), f"{_size(bundle) / 1e6:.1f} MB"])
 
 
 def _say_plan(plan: PlanEntry) -> str:

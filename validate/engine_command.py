@@ -9,6 +9,8 @@ import click
 
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.command import parse_sms
+from draftrt.quantization import Part, Scheme
+from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision
 from draftrt.validate.engine import (
     DEFAULT_PROMPT,
@@ -41,6 +43,7 @@ TEXT_LINES = 6
     help="Of the bundle and its plan. The CPU runs fp32 and fp16; for bf16 the checks use an fp32 "
     "export that is not kept.",
 )
+@quantize_option
 @click.option(
     "--sm",
     "sms",
@@ -74,6 +77,7 @@ def engine(
     target: Path,
     out: Path,
     precision: str,
+    quantization: dict[Part, Scheme],
     sms: tuple[int, ...] | None,
     backend: str,
     prompt: str,
@@ -88,6 +92,7 @@ def engine(
     chosen = Backend(backend)
     options = EngineOptions(
         precision=Precision(precision),
+        quantization=quantization,
         backend=chosen,
         sms=sms if sms is not None else (() if FACTS[chosen].needs_gpu else DEFAULT_SMS),
         prompt=prompt,

@@ -3,7 +3,8 @@
 Both are rebuilt from the bundle alone and draft the same rounds with caches of their own: a short
 and a long sequence, with none, some and all of the drafts accepted. A graph that is there a second
 time with the rows of its caches open is compared as well, each sequence with caches just large
-enough.
+enough. Products with int4 and int8 weights are compared as the graph writes them, and then once
+more as the runtime runs them, with limits of their own.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from numpy.typing import NDArray
 
 from draftrt.bundle import Bundle, GraphEntry
 from draftrt.errors import BackendError
+from draftrt.quantization import PRODUCTS, Scheme
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.compare import Finding, compare_ids, compare_values
 from draftrt.validate.reference import ReferenceRounds
 from draftrt.validate.runners import PolygraphyRounds, RoundRunner, onnxruntime_runner, require
-from draftrt.validate.tolerances import IDS, Limit, limit_of
+from draftrt.validate.tolerances import IDS, INT8_KERNELS, Limit, limit_of
 
 BACKEND = "onnxruntime"
 SHORT = 5  # context of the short sequence's first round
 DEFAULT_ROUNDS = 4
+AS_RUN = " as run"  # appended to an output's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +101,21 @@ def check_parity(path: Path | str, *, num_rounds: int = DEFAULT_ROUNDS) -> Parit
             "when it was made, through its float32 twin",
         )
     require("polygraphy", "onnxruntime")
-    limits = {t.name: limit_of(BACKEND, entry.precision, t.name) for t in entry.signature.outputs}
-    judge = Judge(limits, is_sequential=spec.markov is not None or spec.selector is not None)
+    outputs = entry.signature.outputs
+    limits = {t.name: limit_of(BACKEND, entry.precision, t.name) for t in outputs}
+    is_sequential = spec.markov is not None or spec.selector is not None
+    judges = [Judge(limits, is_sequential=is_sequential)]
     rounds, findings = [], []
     for file in filter(None, (entry.file, entry.flexible)):
         planned = plan_rounds(spec, entry.max_context, num_rounds)
         if file == entry.file:
             planned = [replace(one, capacity=entry.max_context) for one in planned]
-        findings += _compare(bundle, spec, file, planned, judge)
+        findings += _compare(bundle, spec, file, planned, judges[0])
+        rounds += [replace(one, graph=file) for one in planned]
+    if has_int8_kernels(entry):
+        loose = {t.name: limit_of(INT8_KERNELS, entry.precision, t.name) for t in outputs}
+        judges.append(Judge(loose, is_sequential=is_sequential, suffix=AS_RUN))
+        findings += _compare(bundle, spec, file, planned, judges[1])
         rounds += [replace(one, graph=file) for one in planned]
     return ParityReport(
         bundle=bundle.path,
@@ -113,9 +123,15 @@ def check_parity(path: Path | str, *, num_rounds: int = DEFAULT_ROUNDS) -> Parit
         precision=entry.precision,
         rounds=rounds,
         findings=findings,
-        shares=judge.shares(),
-        limits=limits,
+        shares={name: one for judge in judges for name, one in judge.shares().items()},
+        limits={name + judge.suffix: one for judge in judges for name, one in judge.limits.items()},
     )
+
+
+def has_int8_kernels(entry: GraphEntry) -> bool:
+    """Return whether the runtime rounds activations to int8 to multiply with weights of a graph."""
+    quantised = (entry.quantization.get(part) for part in PRODUCTS)
+    return any(scheme in (Scheme.INT4, Scheme.INT8) for scheme in quantised)
 
 
 def plan_rounds(spec: DrafterSpec, max_context: int, num_rounds: int) -> list[PlannedRound]:
@@ -152,10 +168,12 @@ class Judge:
     Attributes:
         limits: output to what it may differ by.
         is_sequential: whether a draft depends on the draft before it.
+        suffix: appended to the outputs' names in what is found.
     """
 
     limits: Mapping[str, Limit]
     is_sequential: bool
+    suffix: str = ""
     _counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __call__(
@@ -177,11 +195,13 @@ class Judge:
                 equal, total = self._counts.get(name, (0, 0))
                 self._counts[name] = (equal + counted.num_equal, total + counted.num_compared)
                 findings[name] = counted
-        return findings
+        return {name + self.suffix: one for name, one in findings.items()}
 
     def shares(self) -> dict[str, Finding]:
         """Return the verdict over all rounds on ids that need not all agree."""
-        return {name: self._share(name, *counts) for name, counts in self._counts.items()}
+        return {
+            name + self.suffix: self._share(name, *counts) for name, counts in self._counts.items()
+        }
 
     def _share(self, name: str, equal: int, total: int) -> Finding:
         share, least = equal / max(total, 1), self.limits[name].agreement
@@ -232,7 +252,7 @@ def _compare(
 
     with ExitStack() as stack:
         stack.enter_context(G_LOGGER.verbosity(G_LOGGER.CRITICAL))
-        graph = onnxruntime_runner(bundle.file(file))
+        graph = onnxruntime_runner(bundle.file(file), as_run=judge.suffix == AS_RUN)
         stack.enter_context(graph)
         runners = [
             RoundRunner("pytorch", entry.signature, spec.block_size, reference),

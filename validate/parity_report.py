@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftrt.validate.compare import Finding
-from draftrt.validate.parity import ParityReport
+from draftrt.validate.parity import AS_RUN, ParityReport
 from draftrt.validate.table import limited, render
 from draftrt.validate.tolerances import CACHE, IDS
 
@@ -59,7 +59,9 @@ def _grouped(report: ParityReport) -> dict[str, list[Finding]]:
     grouped: dict[str, list[Finding]] = {}
     for named in report.findings:
         for name, finding in named.items():
-            grouped.setdefault(CACHE if name.startswith("present_") else name, []).append(finding)
+            is_cache, as_run = name.startswith("present_"), name.endswith(AS_RUN)
+            kind = CACHE + AS_RUN * as_run if is_cache else name
+            grouped.setdefault(kind, []).append(finding)
     return grouped
 
 
@@ -67,7 +69,7 @@ def _row(name: str, findings: list[Finding], report: ParityReport) -> list[str]:
     is_same = all(findings) and bool(report.shares.get(name, True))
     verdict = "same" if is_same else "different"
     total = sum(one.num_compared for one in findings)
-    if name in IDS:
+    if name.removesuffix(AS_RUN) in IDS:
         equal, least = sum(one.num_equal for one in findings), report.limits[name].agreement
         limit = "all equal" if least == 1 else f"{least:.0%} equal"
         return [name, f"{total} ids", f"{total - equal} differ", limit, verdict]

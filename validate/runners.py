@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.errors import BackendError
+from draftrt.runtime.ort import AS_WRITTEN, INT8, QUANTISED_PRODUCTS
 from draftrt.signature import Signature, TensorSpec
 
 Arrays = dict[str, NDArray[Any]]
@@ -132,8 +133,13 @@ class RoundRunner:
         return self._seconds
 
 
-def onnxruntime_runner(model: Path) -> Any:
+def onnxruntime_runner(model: Path, *, as_run: bool = False) -> Any:
     """Return Polygraphy's ONNX Runtime runner of a graph, not yet active: one thread, no spinning.
+
+    Args:
+        model: ONNX file.
+        as_run: multiply with quantised weights as the runtime does, with activations in int8;
+            otherwise as the graph says, with activations in its own element type.
 
     Raises:
         BackendError: polygraphy or onnxruntime is missing.
@@ -145,6 +151,7 @@ def onnxruntime_runner(model: Path) -> Any:
     def load() -> Any:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
+        options.add_session_config_entry(QUANTISED_PRODUCTS, INT8 if as_run else AS_WRITTEN)
         options.log_severity_level = 3  # caches go in and out as arrays: copies are no news here
         return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 

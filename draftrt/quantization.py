@@ -1,0 +1,116 @@
+"""Which weights a graph holds quantised, and how: names and choices, no arithmetic.
+
+Weights alone are quantised: what a layer computes with stays in the graph's own element type.
+`export/quantize.py` has the arithmetic, docs/adr/0008 the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from draftrt.errors import SpecError, UnsupportedError
+
+BLOCK = 32  # int4: elements along the reduction axis that share a scale
+
+
+class Scheme(str, Enum):
+    """How a weight is stored.
+
+    INT8 and FP8 (E4M3) have one scale for each output channel, INT4 one for each block of `BLOCK`
+    elements along the reduction axis, or of half as many where that divides it and `BLOCK` does
+    not. All are symmetric: zero is zero.
+    """
+
+    INT8 = "int8"
+    INT4 = "int4"
+    FP8 = "fp8"
+
+
+class Part(str, Enum):
+    """Weights that are quantised together, in the drafter and in the target alike."""
+
+    LINEAR = "linear"
+    HEAD = "head"
+    EMBEDDING = "embedding"
+
+
+Quantization = Mapping[Part, Scheme]
+
+PRODUCTS = (Part.LINEAR, Part.HEAD)  # what a scheme without a part stands for
+LINEARS = (
+    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+)
+TABLES = ("embed_tokens.weight", "model.embed_tokens.weight")
+HEAD = "lm_head.weight"
+
+
+def part_of(name: str, *, is_product: bool) -> Part | None:
+    """Return what a weight is part of; None for one that is never quantised.
+
+    Args:
+        name: its name in the graph.
+        is_product: it is multiplied with, not looked up in: a tied table is the head there.
+    """
+    if is_product and (name == HEAD or name in TABLES):
+        return Part.HEAD
+    if not is_product and name in TABLES:
+        return Part.EMBEDDING
+    return Part.LINEAR if is_product and name.endswith(LINEARS) else None
+
+
+def parse_quantization(values: Sequence[str]) -> dict[Part, Scheme]:
+    """Return what ``int4``, ``linear=int4``, ``head=int8``, ``embedding=int8``, ... ask for.
+
+    A scheme alone stands for linears and head; a part named beside it has its own.
+
+    Raises:
+        SpecError: no such part or scheme, or two schemes for one part.
+        UnsupportedError: NVFP4, or a scheme that a part does not come in.
+    """
+    general: dict[Part, Scheme] = {}
+    named: dict[Part, Scheme] = {}
+    for value in values:
+        part, equals, scheme = value.rpartition("=")
+        into = named if equals else general
+        for one in [_part(part, value)] if equals else PRODUCTS:
+            chosen = _scheme(scheme, one, value)
+            if into.setdefault(one, chosen) is not chosen:
+                raise SpecError(
+                    f"got {into[one].value} and {chosen.value} for {one.value}, "
+                    "expected one scheme a part"
+                )
+    return general | named
+
+
+def describe(quantization: Mapping[Part, Scheme]) -> str:
+    """Return ``linear int4, head int8`` for people; empty when nothing is quantised."""
+    return ", ".join(
+        f"{part.value} {quantization[part].value}" for part in Part if part in quantization
+    )
+
+
+def _part(text: str, value: str) -> Part:
+    parts = [part.value for part in Part]
+    if text not in parts:
+        raise SpecError(f"{value}: got part {text!r}, expected one of {parts}")
+    return Part(text)
+
+
+def _scheme(text: str, part: Part, value: str) -> Scheme:
+    schemes = [scheme.value for scheme in Scheme]
+    if text in ("nvfp4", "fp4"):
+        raise UnsupportedError(
+            f"--quantize {value}: got {text}, expected one of {schemes}",
+            hint="its second level of scales runs on SM120 alone and ONNX Runtime has no kernel to "
+            "check it with; int4 takes as many bytes and runs from SM80 on",
+        )
+    if text not in schemes:
+        raise SpecError(f"{value}: got scheme {text!r}, expected one of {schemes}")
+    if part is Part.EMBEDDING and text != Scheme.INT8.value:
+        raise UnsupportedError(
+            f"--quantize {value}: an embedding comes in int8 alone, got {text}",
+            hint="use embedding=int8, or leave the table as it is",
+        )
+    return Scheme(text)

@@ -1,0 +1,33 @@
+"""The option ``--quantize`` of every command that exports."""
+
+from __future__ import annotations
+
+import click
+
+from draftrt.errors import SpecError
+from draftrt.quantization import Part, Scheme, parse_quantization
+
+
+def parse_option(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[Part, Scheme]:
+    """Return each ``[PART=]SCHEME`` as a part's scheme, or fail as wrong usage.
+
+    Raises:
+        UnsupportedError: understood, and not supported.
+    """
+    try:
+        return parse_quantization(values)
+    except SpecError as error:
+        raise click.BadParameter(error.message, ctx, param) from error
+
+
+quantize_option = click.option(
+    "--quantize",
+    "quantization",
+    metavar="[PART=]SCHEME",
+    multiple=True,
+    callback=parse_option,
+    help="Store weights in int8, int4 or fp8. PART is linear, head or embedding (int8 alone); a "
+    "scheme without one is for linears and head. Repeatable.",
+)

@@ -1,0 +1,101 @@
+"""The weights of an ONNX file as unread tensors under their checkpoint names.
+
+A quantised weight is there as what its integers stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftrt.export.assemble import GraphTensor
+from draftrt.export.checkpoint import TensorRef, from_tensor
+from draftrt.export.quantized_file import QuantizedRef
+from draftrt.export.quantized_graph import CODES, SCALES
+from draftrt.quantization import TABLES, Scheme
+
+
+def read_initialisers(path: Path) -> dict[str, TensorRef]:
+    """Return every float and int64 initialiser of a graph, its external data unread, by name."""
+    import onnx
+    from onnx import TensorProto
+
+    kinds = {
+        TensorProto.FLOAT: "float32",
+        TensorProto.FLOAT16: "float16",
+        TensorProto.BFLOAT16: "bfloat16",
+        TensorProto.INT64: "int64",
+    }
+    schemes = {
+        TensorProto.INT4: Scheme.INT4,
+        TensorProto.INT8: Scheme.INT8,
+        TensorProto.FLOAT8E4M3FN: Scheme.FP8,
+    }
+    found = onnx.load(str(path), load_external_data=False).graph.initializer
+    refs = {
+        tensor.name: _ref(tensor, kinds[tensor.data_type], path)
+        for tensor in found
+        if tensor.data_type in kinds
+    }
+    for tensor in found:
+        if tensor.data_type in schemes and tensor.name.endswith(CODES):
+            name = tensor.name.removesuffix(CODES)
+            scales = refs.pop(name + SCALES)
+            refs[name] = _quantised(tensor, name, scales, schemes[tensor.data_type], path)
+    return refs
+
+
+def as_stored(path: Path, tensors: Mapping[str, GraphTensor]) -> dict[str, GraphTensor]:
+    """Return the tensors with every quantised one as the file holds it.
+
+    A head that was quantised apart from the table it shares is there under its own name.
+    """
+    stored = {
+        name: ref for name, ref in read_initialisers(path).items() if isinstance(ref, QuantizedRef)
+    }
+    return dict(tensors) | {
+        name: GraphTensor(name, ref.shape, getattr(torch, ref.dtype), ref)
+        for name, ref in stored.items()
+    }
+
+
+def _ref(tensor: Any, dtype: str, path: Path) -> TensorRef:
+    from onnx import TensorProto, numpy_helper
+
+    if tensor.data_location == TensorProto.EXTERNAL:
+        file, offset = _place(tensor, path)
+        return TensorRef(tensor.name, dtype, tuple(tensor.dims), file, offset)
+    array = numpy_helper.to_array(tensor)
+    content = (
+        torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
+        if dtype == "bfloat16"
+        else torch.from_numpy(array.copy())
+    )
+    return from_tensor(tensor.name, content)
+
+
+def _quantised(
+    tensor: Any, name: str, scales: TensorRef, scheme: Scheme, path: Path
+) -> QuantizedRef:
+    file, offset = _place(tensor, path)
+    is_product = name not in TABLES
+    shape = tuple(tensor.dims)
+    return QuantizedRef(
+        name,
+        scales.dtype,
+        shape[::-1] if is_product else shape,
+        file,
+        offset,
+        scheme=scheme,
+        scales=replace(scales, name=name + SCALES),
+        is_product=is_product,
+    )
+
+
+def _place(tensor: Any, path: Path) -> tuple[Path, int]:
+    place = {item.key: item.value for item in tensor.external_data}
+    return path.parent / place["location"], int(place.get("offset", "0"))

@@ -1,0 +1,91 @@
+"""Feeds of a drafter's rounds: of random features, or of features that its own target computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftrt.bundle import Bundle
+from draftrt.errors import FeedError
+from draftrt.runtime.graph_target import GraphTarget
+from draftrt.runtime.load import open_graph
+from draftrt.runtime.target import TargetRows
+from draftrt.runtime.text import load_tokenizer
+from draftrt.validate.parity import plan_rounds
+
+Feeds = dict[str, NDArray[Any]]
+
+
+def real_rounds(bundle: Bundle, prompts: Sequence[str], num_rounds: int) -> Iterator[Feeds]:
+    """Yield the feeds of a drafter's rounds, caches not included, a sequence for each prompt.
+
+    A sequence's first round has the prompt's features; in those that follow one row, half the
+    drafts and all of them are new, in turn. The anchors are the target's own greedy tokens.
+
+    Args:
+        bundle: with a target graph.
+        prompts: texts.
+        num_rounds: rounds of each sequence.
+
+    Raises:
+        BundleError: the bundle has no target graph or tokenizer.
+        FeedError: a prompt and its rounds do not fit the target's caches.
+    """
+    drafts = bundle.drafter().num_draft_tokens
+    wanted = list(islice(cycle((1, 1 + drafts // 2, 1 + drafts)), num_rounds - 1))
+    tokenizer = load_tokenizer(bundle.file("tokenizer"))
+    with open_graph(bundle, "target") as session:
+        target = GraphTarget(session, bundle.graph("target").max_context)
+        for prompt in prompts:
+            target.rollback(0)
+            ids = np.array(tokenizer.encode(prompt).ids, np.int64)
+            _check_room(bundle, prompt, len(ids), sum(wanted))
+            rows = target.prefill(ids)
+            yield _feeds(bundle, len(ids), 0) | _real(rows, rows.features)
+            length = len(ids)
+            for count in wanted:
+                parts = []
+                for _ in range(count):
+                    rows = target.verify(rows.token_ids[-1:])
+                    parts.append(rows.features)
+                features = np.concatenate(parts, axis=1)
+                yield _feeds(bundle, count, length) | _real(rows, features)
+                length += count
+
+
+def _real(rows: TargetRows, features: NDArray[np.float32]) -> Feeds:
+    return {"anchor": rows.token_ids[-1:].copy(), "target_hidden": features}
+
+
+def random_rounds(bundle: Bundle, num_rounds: int) -> Iterator[Feeds]:
+    """Yield the feeds of a short sequence and of one that fills the caches, of random features."""
+    entry = bundle.graph("draft")
+    for one in plan_rounds(bundle.drafter(), entry.max_context, num_rounds):
+        yield _feeds(bundle, one.new_rows, one.context_length)
+
+
+def _feeds(bundle: Bundle, new_rows: int, context_length: int) -> Feeds:
+    from draftrt.export.signature import round_feeds, walk_to_compare
+
+    entry = bundle.graph("draft")
+    return round_feeds(
+        bundle.drafter(),
+        np.random.default_rng(context_length),
+        new_rows=new_rows,
+        context_length=context_length,
+        walk=walk_to_compare(entry.signature, entry.precision),
+    )
+
+
+def _check_room(bundle: Bundle, prompt: str, length: int, later: int) -> None:
+    room = bundle.graph("draft").max_context - bundle.drafter().block_size
+    if not 0 < length <= room - later:
+        raise FeedError(
+            f"prompt {prompt[:40]!r}: got {length} tokens, expected 1 to {room - later}, so that "
+            f"{later} more and a block fit the caches",
+            hint="shorten it, ask for fewer rounds, or export with a larger --max-context",
+        )

@@ -1,0 +1,76 @@
+"""``draftrt validate ranges``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from draftrt.validate.tolerances import LARGEST_FEATURE
+
+FOLDER = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("bundle", type=FOLDER)
+@click.option(
+    "--features",
+    type=click.FloatRange(min=0, min_open=True),
+    default=LARGEST_FEATURE,
+    show_default=True,
+    help="Magnitude that the largest feature is scaled to.",
+)
+@click.option(
+    "--prompts",
+    type=FOLDER,
+    help="Take the features of these texts, one a line, from the bundle's target graph.  "
+    "[default: random features]",
+)
+@click.option(
+    "--most", type=click.IntRange(min=1), default=4, show_default=True, help="Prompts used."
+)
+@click.option(
+    "--rounds",
+    "num_rounds",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Rounds of each sequence.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Print every tensor.")
+@click.option("--json", "is_json", is_flag=True, help="Print the report as JSON.")
+def ranges(
+    bundle: Path,
+    features: float,
+    prompts: Path | None,
+    most: int,
+    num_rounds: int,
+    show_all: bool,
+    is_json: bool,
+) -> None:
+    """Show how much of float16's range the fp16 drafter in BUNDLE uses, tensor by tensor.
+
+    PyTorch computes it on the CPU, where ONNX Runtime would hide an overflow.
+    """
+    from draftrt.errors import ParityError
+    from draftrt.runtime.bench_prompts import read_prompts
+    from draftrt.validate.range_report import as_json, as_text
+    from draftrt.validate.ranges import check_ranges
+
+    report = check_ranges(
+        bundle,
+        features=features,
+        num_rounds=num_rounds,
+        prompts=() if prompts is None else read_prompts(prompts, most),
+    )
+    click.echo(
+        json.dumps(as_json(report), indent=1)
+        if is_json
+        else "\n".join(as_text(report, show_all=show_all))
+    )
+    if not report.is_finite:
+        raise ParityError(
+            f"{bundle}: float16 overflows with features up to {features:g}",
+            hint="export with --precision bf16 for GPUs of SM80 and later, or fp32",
+        )
