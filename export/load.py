@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.errors import CheckpointError, DraftrtError, SpecError, UnsupportedError, collect
-from draftrt.export.checkpoint import FLOATS, TensorRef, read_headers
+from draftrt.export.checkpoint import FLOATS, TensorRef
+from draftrt.export.checkpoint_folder import open_checkpoint
 from draftrt.export.config import ConfigFacts, read_config
-from draftrt.export.facts import Facts, read_json
+from draftrt.export.facts import Facts
 from draftrt.export.shapes import tensor_shapes
 from draftrt.export.target import EMBED, HEAD, Target
 from draftrt.export.tensor_names import Canonical, canonicalise, cut_fused
@@ -60,17 +61,7 @@ def load_drafter(
     Raises:
         DraftrtError: every contradiction, missing or unclaimed tensor and refusal found.
     """
-    findings: list[DraftrtError] = []
-    refs: dict[str, TensorRef] = {}
-    try:
-        refs = read_headers(folder)
-    except CheckpointError as error:
-        findings.append(error)
-    try:
-        facts = Facts(read_json(folder / "config.json"), folder / "config.json")
-    except CheckpointError as error:
-        collect([*findings, error])
-        raise
+    facts, refs, findings = open_checkpoint(folder)
     if (folder / "mask_embedding.pt").exists():
         findings.append(
             UnsupportedError(

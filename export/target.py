@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftrt.errors import CheckpointError, DraftrtError, collect
-from draftrt.export.checkpoint import FLOATS, TensorRef, read_headers
+from draftrt.export.checkpoint import FLOATS, TensorRef
+from draftrt.export.checkpoint_folder import open_checkpoint
 from draftrt.export.facts import Facts, read_json
 from draftrt.spec import TargetSpec
 
@@ -55,17 +56,7 @@ def read_target(folder: Path) -> Target:
     Raises:
         DraftrtError: config or weights missing or ill-formed; all findings at once.
     """
-    findings: list[DraftrtError] = []
-    refs: dict[str, TensorRef] = {}
-    try:
-        refs = read_headers(folder)
-    except CheckpointError as error:
-        findings.append(error)
-    try:
-        facts = Facts(read_json(folder / "config.json"), folder / "config.json")
-    except CheckpointError as error:
-        collect([*findings, error])
-        raise
+    facts, refs, findings = open_checkpoint(folder)
     tables = _tables(folder, refs, facts, findings) if refs else {}
     spec = read_target_spec(facts, tables)
     collect([*findings, *facts.findings])

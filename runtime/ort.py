@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.closing import Closing
 from draftrt.errors import BackendError, BundleError
 from draftrt.runtime.backend import Arrays, cache_specs, fed_signature
 from draftrt.signature import Signature, check_feeds
@@ -28,7 +29,7 @@ SHRINK_AT = 4  # times as many rows as are wanted
 MAX_PLANS = 24
 
 
-class OrtSession:
+class OrtSession(Closing):
     """A graph on one ONNX Runtime execution provider.
 
     One session holds one set of caches and is not for use by several threads at once. Buffers of
@@ -114,19 +115,6 @@ class OrtSession:
         self._session = None
         self._plans.clear()
         self._caches.clear()
-
-    def __enter__(self) -> OrtSession:
-        """Return the session itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the session."""
-        self.close()
 
     def _reserve(self, rows: int) -> None:
         """Fit the caches to ``rows`` in use; what those hold stays."""

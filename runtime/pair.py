@@ -14,12 +14,12 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.closing import Closing
 from draftrt.runtime.chat import Message, render
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.drafter import Drafter
@@ -71,7 +71,7 @@ class Completion:
     stats: Stats
 
 
-class Pair:
+class Pair(Closing):
     """A loaded bundle with its target; a context manager.
 
     Attributes:
@@ -191,19 +191,6 @@ class Pair:
         if self.drafter is not None:
             self.drafter.close()
         self.target.close()
-
-    def __enter__(self) -> Pair:
-        """Return the pair itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the pair."""
-        self.close()
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):

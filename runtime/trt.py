@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from numpy.typing import NDArray
 
+from draftrt.closing import Closing
 from draftrt.errors import BackendError
 from draftrt.runtime.backend import Arrays, cache_specs, fed_signature
 from draftrt.runtime.cuda import Cuda
@@ -26,7 +27,7 @@ MAX_RECORDINGS = 24
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class TrtSession:
+class TrtSession(Closing):
     """A plan on one GPU.
 
     One session holds one set of caches and is not for use by several threads at once.
@@ -131,19 +132,6 @@ class TrtSession:
         self._context = self._engine = None
         self._buffers.close()
         self._cuda.close()
-
-    def __enter__(self) -> TrtSession:
-        """Return the session itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the session."""
-        self.close()
 
     @property
     def _copies(self) -> range:

@@ -1,0 +1,36 @@
+"""Opening a checkpoint folder: tensor headers and config, before anything is made of either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from draftrt.errors import CheckpointError, DraftrtError, collect
+from draftrt.export.checkpoint import TensorRef, read_headers
+from draftrt.export.facts import Facts, read_json
+
+CONFIG = "config.json"
+
+
+def open_checkpoint(folder: Path) -> tuple[Facts, Mapping[str, TensorRef], list[DraftrtError]]:
+    """Read a folder's config and the headers of its tensors.
+
+    Returns:
+        The facts to resolve, each tensor by its own name (none where the headers are at fault), and
+        what is at fault with the headers, to be told along with what the config shows.
+
+    Raises:
+        DraftrtError: there is no readable config; what is wrong with the headers is told with it.
+    """
+    findings: list[DraftrtError] = []
+    refs: dict[str, TensorRef] = {}
+    try:
+        refs = read_headers(folder)
+    except CheckpointError as error:
+        findings.append(error)
+    try:
+        facts = Facts(read_json(folder / CONFIG), folder / CONFIG)
+    except CheckpointError as error:
+        collect([*findings, error])
+        raise
+    return facts, refs, findings
