@@ -29,6 +29,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main(request_file: str, reply_file: str, parent: str) -> None:
     """Build what the request says and write the reply."""
+    # Python's own handling would raise inside the builder's import and end as an ImportError there.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _die_with(int(parent))
     request = exchange.read(BuildRequest, Path(request_file))
     exchange.write(Path(reply_file), build(request))

@@ -142,14 +142,16 @@ def test_a_build_that_takes_too_long_is_stopped(make_bundle: MakeBundle) -> None
         (signal.SIGINT, "ended by SIGINT"),
     ],
 )
+@pytest.mark.parametrize("delay", [0.0, 0.3])  # seconds; into the builder's import
 def test_a_killed_build_becomes_an_error(
-    make_bundle: MakeBundle, number: signal.Signals, text: str
+    make_bundle: MakeBundle, number: signal.Signals, text: str, delay: float
 ) -> None:
     folder = make_bundle()
 
     def kill(seconds: float) -> None:
-        for pid in children():
-            os.kill(pid, number)
+        if seconds > delay:
+            for pid in children():
+                os.kill(pid, number)
 
     with pytest.raises(BuildError, match=text):
         build_plan(folder, RTX86, on_tick=kill)
