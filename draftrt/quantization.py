@@ -37,6 +37,7 @@ class Part(str, Enum):
 
 Quantization = Mapping[Part, Scheme]
 
+DRAFT, TARGET = "draft", "target"  # names of the graphs of a bundle
 PRODUCTS = (Part.LINEAR, Part.HEAD)  # what a scheme without a part stands for
 LINEARS = (
     *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
@@ -60,15 +61,30 @@ def part_of(name: str, *, is_product: bool) -> Part | None:
     return Part.LINEAR if is_product and name.endswith(LINEARS) else None
 
 
-def parse_quantization(values: Sequence[str]) -> dict[Part, Scheme]:
-    """Return what ``int4``, ``linear=int4``, ``head=int8``, ``embedding=int8``, ... ask for.
+def parse_quantization(values: Sequence[str]) -> dict[str, dict[Part, Scheme]]:
+    """Return what ``int4``, ``head=int8``, ``embedding=int8``, ``draft:int4``, ... ask for.
 
-    A scheme alone stands for linears and head; a part named beside it has its own.
+    A scheme alone stands for linears and head; a part named beside it has its own. Both are for
+    drafter and target, or for the one of them that is named; what names one goes before.
+
+    Returns:
+        Graph name, `DRAFT` or `TARGET`, to its parts.
 
     Raises:
-        SpecError: no such part or scheme, or two schemes for one part.
+        SpecError: no such graph, part or scheme, or two schemes for one part.
         UnsupportedError: NVFP4, or a scheme that a part does not come in.
     """
+    graphs: dict[str, list[str]] = {"": [], DRAFT: [], TARGET: []}
+    for value in values:
+        graph, _, rest = value.rpartition(":")
+        if graph not in graphs or (not graph and ":" in value):
+            raise SpecError(f"{value}: got {graph!r} before the colon, expected draft or target")
+        graphs[graph].append(rest)
+    shared = _parse(graphs[""])
+    return {graph: shared | _parse(graphs[graph]) for graph in (DRAFT, TARGET)}
+
+
+def _parse(values: Sequence[str]) -> dict[Part, Scheme]:
     general: dict[Part, Scheme] = {}
     named: dict[Part, Scheme] = {}
     for value in values:
@@ -78,8 +94,8 @@ def parse_quantization(values: Sequence[str]) -> dict[Part, Scheme]:
             chosen = _scheme(scheme, one, value)
             if into.setdefault(one, chosen) is not chosen:
                 raise SpecError(
-                    f"got {into[one].value} and {chosen.value} for {one.value}, "
-                    "expected one scheme a part"
+                    f"got {into[one].value} and {chosen.value} for {one.value}, expected one "
+                    "scheme a part"
                 )
     return general | named
 

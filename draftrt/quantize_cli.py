@@ -10,8 +10,8 @@ from draftrt.quantization import Part, Scheme, parse_quantization
 
 def parse_option(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> dict[Part, Scheme]:
-    """Return each ``[PART=]SCHEME`` as a part's scheme, or fail as wrong usage.
+) -> dict[str, dict[Part, Scheme]]:
+    """Return what each graph's parts are stored in, or fail as wrong usage.
 
     Raises:
         UnsupportedError: understood, and not supported.
@@ -25,9 +25,10 @@ def parse_option(
 quantize_option = click.option(
     "--quantize",
     "quantization",
-    metavar="[PART=]SCHEME",
+    metavar="[GRAPH:][PART=]SCHEME",
     multiple=True,
     callback=parse_option,
     help="Store weights in int8, int4 or fp8. PART is linear, head or embedding (int8 alone); a "
-    "scheme without one is for linears and head. Repeatable.",
+    "scheme without one is for linears and head. GRAPH is draft or target; without one it is for "
+    "both. Repeatable.",
 )

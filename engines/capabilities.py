@@ -121,7 +121,7 @@ def scheme_findings(
     where: dict[Feature, str] = {}
     for part, scheme in quantization.items():
         for feature in SCHEME_FEATURES[scheme]:
-            where.setdefault(feature, f"{part.value} weights in {scheme.value}")
+            where.setdefault(feature, f"{part.value} in {scheme.value}")
     return feature_findings(backend, sms, where)
 
 

@@ -76,7 +76,7 @@ def export(
     max_context: int | None,
     outputs: tuple[str, ...],
     sampled: bool,
-    quantization: dict[Part, Scheme],
+    quantization: dict[str, dict[Part, Scheme]],
     sample_from_anchor: bool | None,
     ignore_keys: tuple[str, ...],
     target_graph: bool | None,

@@ -25,7 +25,7 @@ from draftrt.export.target_graph import write_target_graph
 from draftrt.export.trace import trace
 from draftrt.export.weights import placeholders
 from draftrt.provenance import command_line, now, tool_versions
-from draftrt.quantization import Part, Scheme
+from draftrt.quantization import DRAFT, TARGET, Quantization
 from draftrt.spec import DecoderSpec, Precision
 
 GRAPH = "draft.onnx"
@@ -51,7 +51,8 @@ class ExportOptions:
         sampled: the drafts can be drawn at a temperature, by noise among the graph's inputs.
         sample_from_anchor: alignment where the config leaves it open.
         ignore_keys: unknown config keys declared to be without effect.
-        quantization: parts whose weights are stored quantised, in the drafter and in the target.
+        quantization: graph name (``draft``, ``target``) to the parts whose weights are stored
+            quantised.
         target_graph: whether the target's graph is exported too; None: where it can be, and said
             where it cannot.
         force: replace an existing bundle.
@@ -64,7 +65,7 @@ class ExportOptions:
     sampled: bool = False
     sample_from_anchor: bool | None = None
     ignore_keys: frozenset[str] = field(default_factory=frozenset)
-    quantization: Mapping[Part, Scheme] = field(default_factory=dict)
+    quantization: Mapping[str, Quantization] = field(default_factory=dict)
     target_graph: bool | None = None
     force: bool = False
 
@@ -124,7 +125,7 @@ def export_bundle(
                 precision=options.precision,
                 profile=options.profile,
                 max_context=context,
-                quantization=options.quantization,
+                quantization=options.quantization.get(TARGET, {}),
                 report=report,
             )
         _copy_tokenizer(target, folder / "tokenizer")
@@ -187,7 +188,8 @@ def write_draft_graph(
         for is_flexible in (False, True)
     )
     tensors = graph_tensors(spec, loaded.tensors, precision, context)
-    check_quantization(tensors, options.quantization, options.profile.opset)
+    quantization = options.quantization.get(DRAFT, {})
+    check_quantization(tensors, quantization, options.profile.opset)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = SampledDrafter if options.sampled else Drafter
     module = kind(
@@ -202,7 +204,7 @@ def write_draft_graph(
     )
     model = trace(module, flexible, options.profile)
     path = folder / GRAPH
-    data = write_graph(model, tensors, path, {CAPACITY: context}, options.quantization)
+    data = write_graph(model, tensors, path, {CAPACITY: context}, quantization)
     report(f"write: {GRAPH} and {data.stat().st_size / 1e6:.1f} MB of weights")
     check_file(path, signature)
     check_file(flexible_path(path), flexible)
@@ -218,7 +220,7 @@ def write_draft_graph(
         opset=options.profile.opset,
         max_context=context,
         signature=signature,
-        quantization=dict(options.quantization),
+        quantization=dict(quantization),
     )
 
 

@@ -23,7 +23,7 @@ from draftrt.engines.capabilities import Backend, request_findings
 from draftrt.engines.environment import backend_version
 from draftrt.engines.options import BuildOptions
 from draftrt.errors import ParityError, collect
-from draftrt.quantization import Part, Scheme, describe
+from draftrt.quantization import DRAFT, Quantization, describe
 from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Completion
@@ -43,7 +43,7 @@ class EngineOptions:
     Attributes:
         precision: of the bundle and its plan. A bf16 graph has no kernels on this CPU: the checks
             and the sample run then use an fp32 export of the same drafter, which is not kept.
-        quantization: parts whose weights are stored quantised.
+        quantization: graph name to the parts whose weights are stored quantised.
         backend: builder of the plan.
         sms: compute capabilities of the plan; empty only for classic TensorRT, which builds for
             the GPU of the machine.
@@ -53,7 +53,7 @@ class EngineOptions:
     """
 
     precision: Precision = Precision.FP16
-    quantization: Mapping[Part, Scheme] = field(default_factory=dict)
+    quantization: Mapping[str, Quantization] = field(default_factory=dict)
     backend: Backend = Backend.TENSORRT_RTX
     sms: tuple[int, ...] = DEFAULT_SMS
     prompt: str = DEFAULT_PROMPT
@@ -171,7 +171,8 @@ def check_request(options: EngineOptions) -> None:
         UnsupportedError: an SM that the backend does not build for, or that lacks the precision.
         BackendError: a package is missing.
     """
-    collect(request_findings(options.backend, options.sms, options.precision, options.quantization))
+    quantization = options.quantization.get(DRAFT, {})
+    collect(request_findings(options.backend, options.sms, options.precision, quantization))
     backend_version(options.backend)
     require("polygraphy", "onnxruntime", *(["transformers"] if options.with_run else []))
 

@@ -77,7 +77,7 @@ def engine(
     target: Path,
     out: Path,
     precision: str,
-    quantization: dict[Part, Scheme],
+    quantization: dict[str, dict[Part, Scheme]],
     sms: tuple[int, ...] | None,
     backend: str,
     prompt: str,

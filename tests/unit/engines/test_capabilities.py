@@ -10,8 +10,10 @@ from draftrt.engines.capabilities import (
     Feature,
     feature_findings,
     precision_findings,
+    request_findings,
     sm_findings,
 )
+from draftrt.quantization import Part, Scheme
 from draftrt.spec import Precision
 
 RTX, CLASSIC = Backend.TENSORRT_RTX, Backend.TENSORRT
@@ -68,3 +70,24 @@ def test_features_are_refused_each_for_the_sms_that_lack_it() -> None:
         "layer 'a' needs float8: got SM86, tensorrt-rtx runs it from SM89 on",
         "layer 'b' needs float4: got SM86, SM89, tensorrt-rtx runs it from SM120 on",
     ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "sms", "refused"),
+    [(RTX, (80, 86, 89, 120), "SM80, SM86"), (RTX, (89, 120), ""), (CLASSIC, (87, 90), "SM87")],
+)
+def test_fp8_weights_are_refused_below_sm89(
+    backend: Backend, sms: tuple[int, ...], refused: str
+) -> None:
+    quantization = {Part.LINEAR: Scheme.INT4, Part.HEAD: Scheme.FP8}
+    findings = request_findings(backend, sms, Precision.FP16, quantization)
+    assert [one.message for one in findings] == [
+        f"head in fp8 needs float8: got {refused}, {backend.value} runs it from SM89 on"
+    ] * bool(refused)
+    assert all(f"drop {refused} from --sm" in one.hint for one in findings)
+    assert all("--quantize int8" in one.hint for one in findings)
+
+
+def test_int4_and_int8_weights_need_nothing_of_an_sm() -> None:
+    quantization = {Part.LINEAR: Scheme.INT4, Part.HEAD: Scheme.INT8}
+    assert request_findings(RTX, (80, 86, 89, 120, 121), Precision.FP16, quantization) == []
