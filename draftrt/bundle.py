@@ -11,10 +11,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from draftrt.codec import from_json, to_json
 from draftrt.errors import BundleError
@@ -198,13 +199,23 @@ def add_plan(bundle: Bundle, entry: PlanEntry) -> Bundle:
     return Bundle.open(bundle.path)
 
 
-def hash_files(folder: Path) -> dict[str, FileEntry]:
-    """Return size and hash of every file below ``folder`` except the manifest and plans."""
-    return {
-        str(path.relative_to(folder)): FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST and "plans" not in path.parts
-    }
+def hash_files(
+    folder: Path, known: Mapping[str, FileEntry] = MappingProxyType({})
+) -> dict[str, FileEntry]:
+    """Return size and hash of every file below ``folder`` except the manifest and plans.
+
+    Args:
+        folder: the bundle's.
+        known: relative path to what is known of a file already; it is not read again.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if name in known:
+            found[name] = known[name]
+        elif path.is_file() and path.name != MANIFEST and "plans" not in path.parts:
+            found[name] = FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
+    return found
 
 
 def sha256_of(path: Path) -> str:

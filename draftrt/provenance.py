@@ -15,7 +15,6 @@ from draftrt import __version__
 PACKAGES = (
     "torch",
     "onnx",
-    "onnxscript",
     "onnxruntime",
     "onnxruntime-gpu",
     "transformers",

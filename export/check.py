@@ -120,18 +120,45 @@ def _compare(
     lines = []
     for length, rows in rounds_to_check(spec, max_context):
         feeds = round_feeds(spec, rng, new_rows=rows, context_length=length, walk=walk)
-        want = _run_module(module, feeds, caches)
-        got, caches = _run_session(session, feeds, caches)
-        error = _difference(spec, want, got, caches, length + rows, precision)
-        error = error or _sampled_difference(want, got, precision)
-        if error is not None:
-            raise ExportError(
-                f"{path.name}: ONNX Runtime and the PyTorch module differ at context length "
-                f"{length} with {rows} new rows: {error}",
-                hint="the exported graph is wrong; this is a defect of draftrt, please report it",
-            )
+        want = run_module(module, feeds, caches)
+        got, caches = run_session(session, feeds, caches)
+        compare_round(path.name, spec, want, got, caches, (length, rows), precision)
         lines.append(f"{what}: context {length} + {rows} rows, same ids and caches as PyTorch")
     return lines
+
+
+def compare_round(
+    name: str,
+    spec: DrafterSpec,
+    want: dict[str, Any],
+    got: Feeds,
+    caches: list[NDArray[Any]],
+    sizes: tuple[int, int],
+    precision: Precision,
+) -> None:
+    """Compare one round of a graph with that of its module.
+
+    Args:
+        name: of the graph, for the message.
+        spec: the drafter.
+        want: what the module returned.
+        got: what the graph returned.
+        caches: caches the graph wrote.
+        sizes: context length and new rows.
+        precision: of the computation.
+
+    Raises:
+        ExportError: an id, confidence or cache row differs beyond the precision's tolerance.
+    """
+    length, rows = sizes
+    error = _difference(spec, want, got, caches, length + rows, precision)
+    error = error or _sampled_difference(want, got, precision)
+    if error is not None:
+        raise ExportError(
+            f"{name}: ONNX Runtime and the PyTorch module differ at context length "
+            f"{length} with {rows} new rows: {error}",
+            hint="the exported graph is wrong; this is a defect of draftrt, please report it",
+        )
 
 
 def open_session(path: Path) -> Any:
@@ -147,7 +174,8 @@ def open_session(path: Path) -> Any:
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _run_module(module: Drafter, feeds: Feeds, caches: list[NDArray[Any]]) -> dict[str, Any]:
+def run_module(module: Drafter, feeds: Feeds, caches: list[NDArray[Any]]) -> dict[str, Any]:
+    """Run a module once; return its outputs by name, the caches under ``caches``."""
     with torch.no_grad():
         out = module(
             *(torch.from_numpy(feed) for feed in feeds.values()),
@@ -160,9 +188,10 @@ def _run_module(module: Drafter, feeds: Feeds, caches: list[NDArray[Any]]) -> di
     }
 
 
-def _run_session(
+def run_session(
     session: Any, feeds: Feeds, caches: list[NDArray[Any]]
 ) -> tuple[Feeds, list[NDArray[Any]]]:
+    """Run a graph once; return its outputs by name, and the caches."""
     names = [item.name for item in session.get_inputs()]
     out = session.run(None, {**feeds, **dict(zip(names[len(feeds) :], caches, strict=True))})
     named = {item.name: value for item, value in zip(session.get_outputs(), out, strict=True)}

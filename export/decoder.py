@@ -12,7 +12,7 @@ from draftrt.export import ops, rope
 from draftrt.export.activations import ACTIVATIONS
 from draftrt.export.ops import Profile
 from draftrt.export.view import View, mask_of
-from draftrt.export.weights import Weights, register
+from draftrt.export.weights import Root, Weights, register
 from draftrt.spec import DecoderSpec, LayerSpec
 
 
@@ -22,19 +22,24 @@ class Decoder(nn.Module):
     Attributes:
         spec: the layers.
         taps: decoder layers whose outputs are returned, 0-based; -1 is the embedding output.
+
+    With ``with_states`` the residual streams before, between and after the layers, [R, H] float32
+    each, come behind the caches.
     """
 
     def __init__(
         self,
         spec: DecoderSpec,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor] | Root,
         *,
         taps: tuple[int, ...] = (),
         profile: Profile = Profile.FIXED,
+        with_states: bool = False,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.taps = taps
+        self._with_states = with_states
         self._profile = profile
         self._weights = register(self, tensors)
 
@@ -73,7 +78,7 @@ class Decoder(nn.Module):
         out = [logits.argmax(dim=-1)[None], logits[None]]
         if self.taps:
             out.append(torch.cat([states[tap] for tap in self.taps], dim=-1)[None])
-        return (*out, *written)
+        return (*out, *written, *states.values()) if self._with_states else (*out, *written)
 
     def _view(
         self, rows: int, context_length: Tensor, capacity: int

@@ -12,7 +12,7 @@ from draftrt.export import ops, rope
 from draftrt.export.families import BACKBONES, FAMILIES
 from draftrt.export.ops import Profile
 from draftrt.export.view import View, mask_of, needs_mask
-from draftrt.export.weights import register
+from draftrt.export.weights import Root, register
 from draftrt.export.yields import Noise, Yield, to_target_ids
 from draftrt.spec import DrafterSpec, VocabMap
 
@@ -28,6 +28,9 @@ class Drafter(nn.Module):
         spec: what it computes.
         inputs: names of the inputs before the caches, in order.
         outputs: names of the outputs before the caches, in order.
+
+    With ``with_states`` the residual streams before, between and after the layers, [K, H] float32
+    each, come behind the caches.
     """
 
     inputs: tuple[str, ...] = ("anchor", "target_hidden", "context_length")
@@ -36,13 +39,15 @@ class Drafter(nn.Module):
     def __init__(
         self,
         spec: DrafterSpec,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor] | Root,
         *,
         profile: Profile = Profile.FIXED,
         extra_outputs: tuple[str, ...] = (),
+        with_states: bool = False,
     ) -> None:
         super().__init__()
         self.spec = spec
+        self._with_states = with_states
         self.outputs = output_names(spec, extra_outputs, is_sampled=self.is_sampled)
         self._profile = profile
         self._weights = register(self, tensors)
@@ -84,9 +89,11 @@ class Drafter(nn.Module):
         context = ops.rms_norm(context, w("hidden_norm.weight"), spec.rms_norm_eps)
         x = self._embed(anchor)
         written: list[Tensor] = []
+        states = [x]
         for layer, keys, values in zip(self._layers, caches[::2], caches[1::2], strict=True):
             x, keys, values = layer(x, context, view, keys, values)
             written += (keys, values)
+            states.append(x)
         hidden = ops.rms_norm(x, w("norm.weight"), spec.rms_norm_eps)
         hidden = hidden[spec.block_size - spec.num_draft_tokens :]
         rows = Yield(anchor, hidden, self._logits(hidden), noise)
@@ -100,7 +107,8 @@ class Drafter(nn.Module):
             columns = torch.arange(rows.base_logits.shape[1], device=anchor.device)
             # Of constants alone the exporter would compute the result, from the placeholder of d2t.
             named["vocabulary_ids"] = to_target_ids(spec, w, columns + (anchor - anchor))
-        return (*(named[name][None] for name in self.outputs), *written)
+        outputs = (*(named[name][None] for name in self.outputs), *written)
+        return (*outputs, *states) if self._with_states else outputs
 
     def _view(self, new_rows: int, context_length: Tensor, capacity: int) -> View:
         spec = self.spec

@@ -2,7 +2,7 @@
 
 Eager form: plain PyTorch, used as the reference and traced for the ``compat`` profile (ONNX opset
 20 operators). Fixed form: the ONNX operator that has no PyTorch counterpart (``TensorScatter``,
-``Attention`` with a valid length), emitted while tracing for the ``fixed`` profile (opset 24).
+``Attention`` with a valid length), recorded while tracing for the ``fixed`` profile (opset 24).
 Nothing here knows what a drafter is.
 """
 
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from draftrt.export.graph_recorder import current
 
 FP16_ROOM = 32.0  # the product of a weight row whose magnitudes sum to 2000 still fits
 
@@ -41,17 +43,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         bias: [out] or None.
     """
     x = x.to(weight.dtype)
-    if not torch.onnx.is_in_onnx_export():
+    recorder = current()
+    if recorder is None:
         return F.linear(x, weight, bias)
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    return torch.onnx.ops.symbolic(
-        "Gemm",
-        inputs,
-        {"transB": 1},
-        dtype=x.dtype,
-        shape=(x.shape[0], weight.shape[0]),
-        version=13,
-    )
+    shape = (x.shape[0], weight.shape[0])
+    return recorder.emit("Gemm", inputs, {"transB": 1}, dtype=x.dtype, shape=shape)
 
 
 def linear_to_residual(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -92,10 +89,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, profile: P
         profile: operators allowed when traced.
     """
     half = cos.shape[-1]
-    if torch.onnx.is_in_onnx_export() and profile is Profile.FIXED:
+    recorder = current()
+    if recorder is not None and profile is Profile.FIXED:
         partial = 0 if 2 * half == x.shape[-1] else 2 * half
-        return torch.onnx.ops.rotary_embedding(
-            x, cos, sin, interleaved=interleaved, rotary_embedding_dim=partial
+        attributes = {"interleaved": int(interleaved), "rotary_embedding_dim": partial}
+        return recorder.emit(
+            "RotaryEmbedding", (x, cos, sin), attributes, dtype=x.dtype, shape=x.shape
         )
     rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
     cos, sin = cos[:, None], sin[:, None]  # [1, 1, R, half]
@@ -118,14 +117,14 @@ def write_cache(cache: Tensor, rows: Tensor, start: Tensor, profile: Profile) ->
         start: [1] int64.
         profile: operators allowed when traced.
     """
-    if torch.onnx.is_in_onnx_export() and profile is Profile.FIXED:
-        return torch.onnx.ops.symbolic(
+    recorder = current()
+    if recorder is not None and profile is Profile.FIXED:
+        return recorder.emit(
             "TensorScatter",
             (cache, rows, start),
             {"axis": 2, "mode": "linear"},
             dtype=cache.dtype,
             shape=cache.shape,
-            version=24,
         )
     index = torch.arange(rows.shape[2], device=rows.device) + start
     return cache.index_copy(2, index, rows)
@@ -159,16 +158,15 @@ def attend(
     Returns:
         [1, N, R, D] in the query's dtype.
     """
-    if torch.onnx.is_in_onnx_export() and profile is Profile.FIXED:
+    recorder = current()
+    if recorder is not None and profile is Profile.FIXED:
         inputs = (
             (query, keys, values, mask)
             if mask is not None
             else (query, keys, values, None, None, None, valid)
         )
         attributes: dict[str, Any] = {"scale": scale} | ({"is_causal": 1} if is_causal else {})
-        return torch.onnx.ops.symbolic(
-            "Attention", inputs, attributes, dtype=query.dtype, shape=query.shape, version=24
-        )
+        return recorder.emit("Attention", inputs, attributes, dtype=query.dtype, shape=query.shape)
     if mask is None:
         count = query.shape[2]
         ahead = torch.arange(count, device=keys.device)[:, None] - count if is_causal else -1

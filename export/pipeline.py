@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftrt.bundle import GraphEntry, Manifest, hash_files, new_bundle, sha256_of, write_manifest
+from draftrt.bundle import (
+    FileEntry,
+    GraphEntry,
+    Manifest,
+    hash_files,
+    new_bundle,
+    sha256_of,
+    write_manifest,
+)
 from draftrt.errors import DraftrtError, SpecError, UnsupportedError, collect
-from draftrt.export.assemble import graph_tensors
-from draftrt.export.check import check_file, check_graph
 from draftrt.export.decoder_config import read_decoder
-from draftrt.export.drafter import Drafter, SampledDrafter
-from draftrt.export.graph_file import flexible_path, write_graph
-from draftrt.export.initialisers import as_stored
+from draftrt.export.draft_graph import place_draft, write_draft_graph
 from draftrt.export.load import LoadedDrafter, load_drafter
-from draftrt.export.ops import Profile
-from draftrt.export.quantized_graph import check_quantization
-from draftrt.export.signature import CAPACITY, draft_signature
+from draftrt.export.options import ExportOptions, Report, max_context
 from draftrt.export.target import Target, check_tokenizer, read_target
-from draftrt.export.target_graph import write_target_graph
-from draftrt.export.trace import trace
-from draftrt.export.weights import placeholders
+from draftrt.export.target_graph import place_target, write_target_graph
+from draftrt.export.weight_files import WeightFiles, weight_files
 from draftrt.provenance import command_line, now, tool_versions
-from draftrt.quantization import DRAFT, TARGET, Quantization
-from draftrt.spec import DecoderSpec, Precision
+from draftrt.spec import DecoderSpec
 
-GRAPH = "draft.onnx"
+__all__ = ["ExportOptions", "export_bundle", "write_draft_graph"]
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -36,41 +35,6 @@ TOKENIZER_FILES = (
     "generation_config.json",
     "special_tokens_map.json",
 )
-DEFAULT_CONTEXT = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOptions:
-    """What the user chooses about an export.
-
-    Attributes:
-        precision: element type of weights and caches.
-        profile: operators the graph may use.
-        max_context: rows of each cache; None: the declared positions, at most `DEFAULT_CONTEXT`.
-        extra_outputs: further outputs of the graph (``logits``, ``hidden``, ...).
-        sampled: the drafts can be drawn at a temperature, by noise among the graph's inputs.
-        sample_from_anchor: alignment where the config leaves it open.
-        ignore_keys: unknown config keys declared to be without effect.
-        quantization: graph name (``draft``, ``target``) to the parts whose weights are stored
-            quantised.
-        target_graph: whether the target's graph is exported too; None: where it can be, and said
-            where it cannot.
-        force: replace an existing bundle.
-    """
-
-    precision: Precision = Precision.FP32
-    profile: Profile = Profile.FIXED
-    max_context: int | None = None
-    extra_outputs: tuple[str, ...] = ()
-    sampled: bool = False
-    sample_from_anchor: bool | None = None
-    ignore_keys: frozenset[str] = field(default_factory=frozenset)
-    quantization: Mapping[str, Quantization] = field(default_factory=dict)
-    target_graph: bool | None = None
-    force: bool = False
-
-
-Report = Callable[[str], None]
 
 
 def export_bundle(
@@ -111,28 +75,45 @@ def export_bundle(
     decoder = _decoder(model, options, loaded is None, report)
     for line in warnings:
         report(f"warning: {line}")
-    with new_bundle(out, force=options.force) as folder:
-        graphs = {}
-        context = _max_context(loaded, decoder, options)
-        if loaded is not None:
-            graphs["draft"] = write_draft_graph(loaded, folder, options, report, context)
-        if decoder is not None:
-            graphs["target"] = write_target_graph(
-                decoder,
-                target,
-                folder,
-                loaded.spec.target_layer_ids if loaded is not None else (),
-                precision=options.precision,
-                profile=options.profile,
-                max_context=context,
-                quantization=options.quantization.get(TARGET, {}),
-                report=report,
-            )
+    context = max_context(options, None if loaded is None else loaded.spec, decoder)
+    with (
+        new_bundle(out, force=options.force) as folder,
+        weight_files(folder, options.weights) as files,
+    ):
+        graphs = _write_graphs(loaded, decoder, target, folder, options, report, context, files)
         _copy_tokenizer(target, folder / "tokenizer")
         notes = {"target_path": str(target.resolve())}
-        write_manifest(folder, _manifest(model, loaded, decoder, graphs, folder, notes))
+        known = files.entries()
+        write_manifest(folder, _manifest(model, loaded, decoder, graphs, folder, notes, known))
     report(f"bundle: {out}")
     return out
+
+
+def _write_graphs(
+    loaded: LoadedDrafter | None,
+    decoder: DecoderSpec | None,
+    target: Path,
+    folder: Path,
+    options: ExportOptions,
+    report: Report,
+    context: int,
+    files: WeightFiles,
+) -> dict[str, GraphEntry]:
+    """Write the graphs; all weights are placed first, so that they are copied meanwhile."""
+    graphs = {}
+    draft_weights = None if loaded is None else place_draft(loaded, options, context, files)
+    target_weights = (
+        None if decoder is None else place_target(decoder, target, options, context, files)
+    )
+    if loaded is not None:
+        graphs["draft"] = write_draft_graph(loaded, folder, options, report, context, draft_weights)
+    if decoder is not None:
+        assert target_weights is not None
+        taps = () if loaded is None else loaded.spec.target_layer_ids
+        graphs["target"] = write_target_graph(
+            decoder, folder, taps, options, report, context, target_weights
+        )
+    return graphs
 
 
 def _decoder(
@@ -150,80 +131,6 @@ def _decoder(
         return None
 
 
-def _max_context(
-    loaded: LoadedDrafter | None, decoder: DecoderSpec | None, options: ExportOptions
-) -> int:
-    declared = [
-        spec.rope.max_position_embeddings
-        for spec in (loaded.spec if loaded is not None else None, decoder)
-        if spec is not None
-    ]
-    return options.max_context or min(DEFAULT_CONTEXT, *declared)
-
-
-def write_draft_graph(
-    loaded: LoadedDrafter,
-    folder: Path,
-    options: ExportOptions,
-    report: Report,
-    max_context: int | None = None,
-) -> GraphEntry:
-    """Trace, write and check the draft graph of a checked drafter; return its manifest entry."""
-    spec, precision = loaded.spec, options.precision
-    context = max_context or _max_context(loaded, None, options)
-    if context > spec.rope.max_position_embeddings:
-        report(
-            f"warning: max_context {context} is beyond the {spec.rope.max_position_embeddings} "
-            "positions the drafter declares; acceptance may fall there"
-        )
-    signature, flexible = (
-        draft_signature(
-            spec,
-            precision,
-            context,
-            options.extra_outputs,
-            is_flexible=is_flexible,
-            is_sampled=options.sampled,
-        )
-        for is_flexible in (False, True)
-    )
-    tensors = graph_tensors(spec, loaded.tensors, precision, context)
-    quantization = options.quantization.get(DRAFT, {})
-    check_quantization(tensors, quantization, options.profile.opset)
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    kind = SampledDrafter if options.sampled else Drafter
-    module = kind(
-        spec,
-        placeholders(shapes, lambda name: tensors[name].dtype),
-        profile=options.profile,
-        extra_outputs=options.extra_outputs,
-    )
-    report(
-        f"trace: {spec.family.value}, {spec.num_layers} layers, {precision.value}, "
-        f"max_context {context}"
-    )
-    model = trace(module, flexible, options.profile)
-    path = folder / GRAPH
-    data = write_graph(model, tensors, path, {CAPACITY: context}, quantization)
-    report(f"write: {GRAPH} and {data.stat().st_size / 1e6:.1f} MB of weights")
-    check_file(path, signature)
-    check_file(flexible_path(path), flexible)
-    tensors = as_stored(path, tensors)
-    for line in check_graph(path, spec, tensors, signature, precision, context):
-        report(f"check: {line}")
-    return GraphEntry(
-        file=GRAPH,
-        flexible=flexible_path(path).name,
-        data=data.name,
-        precision=precision,
-        profile=options.profile.value,
-        opset=options.profile.opset,
-        max_context=context,
-        signature=signature,
-        quantization=dict(quantization),
-    )
-
-
 def _manifest(
     target: Target,
     loaded: LoadedDrafter | None,
@@ -231,6 +138,7 @@ def _manifest(
     graphs: dict[str, GraphEntry],
     folder: Path,
     notes: dict[str, Any],
+    known: dict[str, FileEntry],
 ) -> Manifest:
     assert target.folder is not None
     inputs = {}
@@ -247,7 +155,7 @@ def _manifest(
         drafter=None if loaded is None else loaded.spec,
         target=target.spec,
         graphs=graphs,
-        files=hash_files(folder),
+        files=hash_files(folder, known),
         inputs=inputs,
         tools=tool_versions(),
         command=command_line(),

@@ -39,90 +39,123 @@ class QuantizedUse:
     scheme: Scheme
     is_product: bool
 
+    @property
+    def block(self) -> int | None:
+        """Elements of the reduction axis that share a scale; None for one a channel."""
+        if self.scheme is not Scheme.INT4:
+            return None
+        return block_of(self.name, self.tensor.shape[1])
+
+    @property
+    def codes_shape(self) -> tuple[int, ...]:
+        """Shape of the codes, as the graph calls them."""
+        return self.tensor.shape[::-1] if self.is_product else self.tensor.shape
+
+    @property
+    def scales_shape(self) -> tuple[int, ...]:
+        """Shape of the scales."""
+        rows, width = self.tensor.shape
+        return (rows,) if self.block is None else (width // self.block, rows)
+
 
 def quantize_graph(
-    model: Any, tensors: Mapping[str, GraphTensor], quantization: Quantization
+    graph: Any, tensors: Mapping[str, GraphTensor], quantization: Quantization
 ) -> list[QuantizedUse]:
     """Rewrite every product and lookup that a quantised part names.
 
-    Weights without a use left lose their initialiser; those of the codes and scales are there
-    without content.
+    The codes and scales are called by name; their initialisers are not there yet.
 
     Args:
-        model: traced ``onnx_ir.Model``.
-        tensors: content of every initialiser that stands for a weight.
+        graph: ``onnx.GraphProto`` whose nodes call weights by name.
+        tensors: content of every weight.
         quantization: part to scheme.
 
     Raises:
         ExportError: a quantised weight feeds two products, or one of a form that draftrt does not
             write.
     """
-    graph, found = model.graph, dict[str, QuantizedUse]()
-    for name, tensor in tensors.items():
-        value = graph.initializers[name]
-        for node, index in list(value.uses()):
-            part = part_of(name, is_product=node.op_type == "Gemm" and index == 1)
-            if part is None or part not in quantization:
-                continue
-            use = QuantizedUse(
-                HEAD if part is Part.HEAD else name,
-                tensor,
-                quantization[part],
-                is_product=part is not Part.EMBEDDING,
-            )
-            if use.name in found:
-                raise ExportError(
-                    f"{use.name}: a quantised weight feeds two products, expected one"
-                )
-            found[use.name] = use
-            (_rewrite_product if use.is_product else _rewrite_lookup)(graph, node, value, use)
-        if not value.uses():
-            del graph.initializers[name]
+    found = dict[str, QuantizedUse]()
+    nodes: list[Any] = []
+    for node in graph.node:
+        use = _use_of(node, tensors, quantization)
+        if use is None:
+            nodes.append(node)
+            continue
+        if use.name in found:
+            raise ExportError(f"{use.name}: a quantised weight feeds two products, expected one")
+        found[use.name] = use
+        nodes += _product(node, use) if use.is_product else _lookup(node, use)
+    del graph.node[:]
+    graph.node.extend(nodes)
     return list(found.values())
 
 
-def _rewrite_product(graph: Any, node: Any, weight: Any, use: QuantizedUse) -> None:
-    """``Gemm(x, W [out, in], bias, transB=1)`` to a product with dequantised [in, out]."""
-    import onnx_ir
+def _use_of(
+    node: Any, tensors: Mapping[str, GraphTensor], quantization: Quantization
+) -> QuantizedUse | None:
+    for index, name in enumerate(node.input):
+        if name not in tensors:
+            continue
+        part = part_of(name, is_product=node.op_type == "Gemm" and index == 1)
+        if part is not None and part in quantization:
+            return QuantizedUse(
+                HEAD if part is Part.HEAD else name,
+                tensors[name],
+                quantization[part],
+                is_product=part is not Part.EMBEDDING,
+            )
+    return None
 
-    attributes = {name: one.value for name, one in node.attributes.items()}
+
+def _product(node: Any, use: QuantizedUse) -> list[Any]:
+    """``Gemm(x, W [out, in], bias, transB=1)`` to a product with dequantised [in, out]."""
+    import onnx
+
+    attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
     if attributes.pop("transB", 0) != 1 or any(value != 1 for value in attributes.values()):
         raise ExportError(
             f"{node.name}: Gemm with {attributes}, expected transB alone",
-            hint="a defect of draftrt or of the installed torch, please report it",
+            hint="a defect of draftrt, please report it",
         )
-    (out, width), bias = use.tensor.shape, node.inputs[2:]
-    shape: tuple[int, ...]
-    if use.scheme is Scheme.INT4:
-        block = block_of(use.name, width)
-        shape, how = (width // block, out), {"axis": 0, "block_size": block}
-    else:
-        shape, how = (out,), {"axis": 1}
-    codes, scales = _initializers(graph, use, (width, out), shape, weight.dtype)
-    wide = onnx_ir.node("DequantizeLinear", [codes, scales], how, name=f"{use.name}.dequantize")
-    wide.outputs[0].name = f"{use.name}.dequantized"
-    product = onnx_ir.node(
-        "Gemm", [node.inputs[0], wide.outputs[0], *bias], name=f"{use.name}.product"
-    )
-    _replace(graph, node, [wide, product])
+    how: dict[str, Any] = {"axis": 1} if use.block is None else {"axis": 0, "block_size": use.block}
+    wide, inputs = f"{use.name}.dequantized", list(node.input)
+    return [
+        onnx.helper.make_node(
+            "DequantizeLinear",
+            [use.name + CODES, use.name + SCALES],
+            [wide],
+            name=f"{use.name}.dequantize",
+            **how,
+        ),
+        onnx.helper.make_node(
+            "Gemm", [inputs[0], wide, *inputs[2:]], list(node.output), f"{use.name}.product"
+        ),
+    ]
 
 
-def _rewrite_lookup(graph: Any, node: Any, table: Any, use: QuantizedUse) -> None:
+def _lookup(node: Any, use: QuantizedUse) -> list[Any]:
     """``Gather(table, ids)`` to one of a dequantised table, as TensorRT takes it."""
-    import onnx_ir
+    import onnx
 
-    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
+    attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    if node.op_type != "Gather" or attributes.get("axis", 0) != 0:
         raise ExportError(
             f"{node.name}: {node.op_type} of an embedding, expected Gather of its rows",
-            hint="a defect of draftrt or of the installed torch, please report it",
+            hint="a defect of draftrt, please report it",
         )
-    codes, scales = _initializers(graph, use, use.tensor.shape, use.tensor.shape[:1], table.dtype)
-    wide = onnx_ir.node(
-        "DequantizeLinear", [codes, scales], {"axis": 0}, name=f"{use.name}.dequantize"
-    )
-    wide.outputs[0].name = f"{use.name}.dequantized"
-    rows = onnx_ir.node("Gather", [wide.outputs[0], node.inputs[1]], name=f"{use.name}.gather")
-    _replace(graph, node, [wide, rows])
+    wide = f"{use.name}.dequantized"
+    return [
+        onnx.helper.make_node(
+            "DequantizeLinear",
+            [use.name + CODES, use.name + SCALES],
+            [wide],
+            f"{use.name}.dequantize",
+            axis=0,
+        ),
+        onnx.helper.make_node(
+            "Gather", [wide, node.input[1]], list(node.output), f"{use.name}.gather"
+        ),
+    ]
 
 
 def look_up_codes(path: Path) -> None:
@@ -175,37 +208,3 @@ def check_quantization(
         part = part_of(name, is_product=True)
         if part is not None and quantization.get(part) is Scheme.INT4:
             block_of(name, tensor.shape[1])
-
-
-def _initializers(
-    graph: Any,
-    use: QuantizedUse,
-    codes: tuple[int, ...],
-    scales: tuple[int, ...],
-    dtype: Any,
-) -> list[Any]:
-    """Add the initialisers of a weight, still without content."""
-    import onnx_ir
-
-    kinds = {
-        Scheme.INT4: onnx_ir.DataType.INT4,
-        Scheme.INT8: onnx_ir.DataType.INT8,
-        Scheme.FP8: onnx_ir.DataType.FLOAT8E4M3FN,
-    }
-    made = []
-    for suffix, shape, kind in ((CODES, codes, kinds[use.scheme]), (SCALES, scales, dtype)):
-        value = onnx_ir.Value(
-            name=use.name + suffix, type=onnx_ir.TensorType(kind), shape=onnx_ir.Shape(shape)
-        )
-        graph.initializers[value.name] = value
-        made.append(value)
-    return made
-
-
-def _replace(graph: Any, node: Any, nodes: list[Any]) -> None:
-    """Put ``nodes`` in the place of ``node``; the last one yields its output."""
-    old, new = node.outputs[0], nodes[-1].outputs[0]
-    new.name, new.type, new.shape = old.name, old.type, old.shape
-    graph.insert_before(node, nodes)
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    graph.remove(node, safe=True)

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from draftrt.bundle import GraphEntry
-from draftrt.errors import CheckpointError, ExportError, collect
+from draftrt.errors import CheckpointError, collect
 from draftrt.export import rope
-from draftrt.export.assemble import TORCH, GraphTensor, graph_dtype
-from draftrt.export.check import (
-    TOLERANCE,
-    check_file,
-    open_session,
-    widened,
-    write_float32_twin,
-)
+from draftrt.export.assemble import GraphTensor, graph_dtype
+from draftrt.export.check import check_file
+from draftrt.export.check_sampled import is_small
+from draftrt.export.check_target import check_target, check_target_sampled
 from draftrt.export.checkpoint import FLOATS, TensorRef, from_array, read_headers
 from draftrt.export.decoder import Decoder, decoder_shapes
-from draftrt.export.graph_file import flexible_path, write_graph
-from draftrt.export.initialisers import as_stored
-from draftrt.export.ops import Profile
+from draftrt.export.draft_graph import write_graph_of
+from draftrt.export.graph_file import flexible_path
+from draftrt.export.layers import plan_layers, state_name, state_names, write_layers
+from draftrt.export.options import ExportOptions, Report
 from draftrt.export.quantized_graph import check_quantization
 from draftrt.export.signature import CAPACITY
 from draftrt.export.trace import trace
+from draftrt.export.weight_files import PlacedWeights, WeightFiles
 from draftrt.export.weights import placeholders
-from draftrt.quantization import Quantization
+from draftrt.quantization import TARGET
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DecoderSpec, Precision
 
@@ -140,121 +137,98 @@ def _problems(
     ]
 
 
+def place_target(
+    spec: DecoderSpec, checkpoint: Path, options: ExportOptions, context: int, files: WeightFiles
+) -> PlacedWeights:
+    """Decide where the weights of the target graph lie, and begin to copy them.
+
+    Raises:
+        CheckpointError: tensors missing, left over or of another shape; all at once.
+        UnsupportedError: a part cannot be quantised as asked.
+    """
+    tensors = target_tensors(spec, checkpoint, options.precision, context)
+    quantization = options.quantization.get(TARGET, {})
+    check_quantization(tensors, quantization, options.profile.opset)
+    return files.place(f"{GRAPH}.data", tensors, quantization)
+
+
 def write_target_graph(
     spec: DecoderSpec,
-    checkpoint: Path,
     folder: Path,
     taps: tuple[int, ...],
-    *,
-    precision: Precision,
-    profile: Profile,
-    max_context: int,
-    quantization: Quantization,
-    report: Callable[[str], None],
+    options: ExportOptions,
+    report: Report,
+    context: int,
+    weights: PlacedWeights,
 ) -> GraphEntry:
-    """Trace, write and check a target's graph into a bundle folder; return its manifest entry."""
-    tensors = target_tensors(spec, checkpoint, precision, max_context)
-    check_quantization(tensors, quantization, profile.opset)
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    contents = placeholders(shapes, lambda name: tensors[name].dtype)
-    module = Decoder(spec, contents, taps=taps, profile=profile)
-    flexible = target_signature(spec, taps, precision, max_context, is_flexible=True)
-    fixed = target_signature(spec, taps, precision, max_context)
-    report(f"trace: target, {spec.num_layers} layers, {precision.value}, max_context {max_context}")
-    model = trace(module, flexible, profile)
+    """Trace, write and check a target's graph into a bundle folder; return its manifest entry.
+
+    Args:
+        spec: the target's layers.
+        folder: where to write.
+        taps: layers whose outputs a drafter reads.
+        options: see `ExportOptions`.
+        report: gets one line a step.
+        context: rows of each cache.
+        weights: what `place_target` returned.
+    """
+    precision, profile = options.precision, options.profile
+    fixed, flexible = (
+        target_signature(spec, taps, precision, context, is_flexible=flag) for flag in (False, True)
+    )
+    report(f"trace: target, {spec.num_layers} layers, {precision.value}, max_context {context}")
+    model = _traced(spec, taps, weights, options, context)
     path = folder / GRAPH
-    data = write_graph(model, tensors, path, {CAPACITY: max_context}, quantization)
-    report(f"write: {GRAPH} and {data.stat().st_size / 1e6:.1f} MB of weights")
+    tensors = write_graph_of(model, weights, path, {CAPACITY: context})
+    written = weights.finish()
+    report(f"write: {GRAPH} and {written.bytes / 1e6:.1f} MB of weights")
     check_file(path, fixed)
     check_file(flexible_path(path), flexible)
-    tensors = as_stored(path, tensors)
-    report(check_target(path, spec, tensors, taps, precision, profile, max_context))
+    if is_small(tensors):
+        report(f"check: {check_target(path, spec, tensors, taps, precision, profile, context)}")
+    else:
+        for line in check_target_sampled(path, spec, tensors, taps, precision, context):
+            report(f"check: {line}")
     return GraphEntry(
         file=GRAPH,
         flexible=flexible_path(path).name,
-        data=data.name,
+        data=weights.data,
         precision=precision,
         profile=profile.value,
         opset=profile.opset,
-        max_context=max_context,
+        max_context=context,
         signature=fixed,
-        quantization=dict(quantization),
+        quantization=dict(weights.quantization),
     )
 
 
-def check_target(
-    path: Path,
+def _traced(
     spec: DecoderSpec,
-    tensors: Mapping[str, GraphTensor],
     taps: tuple[int, ...],
-    precision: Precision,
-    profile: Profile,
-    max_context: int,
-) -> str:
-    """Run prefill, steps and a long context on ONNX Runtime against the module; return a line.
-
-    Raises:
-        ExportError: logits, features or caches differ beyond the precision's tolerance.
-    """
-    if precision is not Precision.BF16:
-        return _compare(path, spec, tensors, taps, precision, profile, max_context)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".twin-") as scratch:
-        twin = Path(scratch) / path.name
-        write_float32_twin(path, twin)
-        wide = {name: widened(tensor) for name, tensor in tensors.items()}
-        line = _compare(twin, spec, wide, taps, Precision.FP32, profile, max_context)
-    return f"{line} (bf16 graph as its float32 twin)"
-
-
-def _compare(
-    path: Path,
-    spec: DecoderSpec,
-    tensors: Mapping[str, GraphTensor],
-    taps: tuple[int, ...],
-    precision: Precision,
-    profile: Profile,
-    max_context: int,
-) -> str:
-    contents = {name: tensor.source.read().to(tensor.dtype) for name, tensor in tensors.items()}
-    module = Decoder(spec, contents, taps=taps, profile=profile).eval()
-    session = open_session(path)
-    names = [item.name for item in session.get_outputs()]
-    rng = np.random.default_rng(0)
-    caches = _random_caches(spec, precision, max_context)
-    worst = 0.0
-    rounds = [(0, min(9, max_context - 4)), (min(9, max_context - 4), 1), (max_context - 3, 3)]
-    for length, rows in rounds:
-        ids = rng.integers(0, spec.vocab_size, size=(1, rows), dtype=np.int64)
-        feeds = [ids, np.array([length], dtype=np.int64), *caches]
-        with torch.no_grad():
-            want = [t.numpy() for t in module(*(torch.from_numpy(feed) for feed in feeds))]
-        inputs = [item.name for item in session.get_inputs()]
-        got = session.run(None, dict(zip(inputs, feeds, strict=True)))
-        for name, a, b in zip(names, want, got, strict=True):
-            if name == "next_ids":
-                continue
-            a, b = _rows_in_use(a, length + rows), _rows_in_use(b, length + rows)
-            gap = float(np.abs(a - b).max()) / max(1.0, float(np.abs(a).max()))
-            if not gap <= TOLERANCE[precision]:
-                raise ExportError(
-                    f"{path.name}: {name} differs from PyTorch by {gap:.2e} (relative to its "
-                    f"largest value) at context {length} with {rows} tokens",
-                    hint="the exported graph is wrong: a defect of draftrt, please report it",
-                )
-            worst = max(worst, gap)
-        caches = got[-len(caches) :]
-    return f"check: target graph agrees with PyTorch over {len(rounds)} calls, worst {worst:.1e}"
-
-
-def _rows_in_use(array: Any, rows: int) -> Any:
-    """Return the cache rows that hold something; other outputs as they are, in float32."""
-    return (array[:, :, :rows] if array.ndim == 4 else array).astype(np.float32)
-
-
-def _random_caches(spec: DecoderSpec, precision: Precision, max_context: int) -> list[Any]:
-    shape = (1, spec.num_kv_heads, max_context, spec.head_dim)
-    generator = torch.Generator().manual_seed(7)
-    return [
-        (0.5 * torch.randn(shape, generator=generator)).to(TORCH[precision.dtype]).numpy()
-        for _ in range(2 * spec.num_layers)
-    ]
+    weights: PlacedWeights,
+    options: ExportOptions,
+    context: int,
+) -> Any:
+    """Trace a layer of each kind and return the whole graph."""
+    plan = plan_layers(spec.windows)
+    few = replace(
+        spec,
+        windows=tuple(spec.windows[index] for index in plan.traced),
+        num_layers=len(plan.traced),
+    )
+    names = [*decoder_shapes(few), *(name for name in weights.tensors if name.startswith("rope."))]
+    tensors = {name: weights.tensors[plan.name_in_model(name)] for name in names}
+    module = Decoder(
+        few,
+        placeholders(
+            {name: tensor.shape for name, tensor in tensors.items()},
+            lambda name: tensors[name].dtype,
+        ),
+        profile=options.profile,
+        with_states=True,
+    )
+    precision = options.precision
+    signature = target_signature(few, (), precision, context, is_flexible=True)
+    model = trace(module, signature, options.profile, state_names(len(plan.traced)))
+    whole = target_signature(spec, taps, precision, context, is_flexible=True)
+    return write_layers(model, plan, whole, [state_name(tap) for tap in taps])

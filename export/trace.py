@@ -1,15 +1,16 @@
-"""A module with placeholder weights to an ONNX graph; knows signatures, not models."""
+"""A module without weights to an ONNX graph; knows signatures, not models."""
 
 from __future__ import annotations
 
-import logging
-import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from draftrt.errors import ExportError
+from draftrt.export.graph_recorder import Recorder, constant_proto, onnx_type
+from draftrt.export.onnx_forms import FORMS
 from draftrt.export.ops import Profile
 from draftrt.signature import Signature
 
@@ -21,100 +22,124 @@ TORCH = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-EXAMPLE_SIZES = (5, 41, 23)  # distinct, so that no two symbols are taken for one
-STANDARD = ("", "ai.onnx")
+IR_VERSION = 10
+LARGEST_CONSTANT = 1 << 20
+EXAMPLES = (211, 307, 401, 503, 601, 701, 809, 907, 1009, 1103, 1201)  # of open sizes
+LARGEST_BLOCK = 64
 
 
-def trace(module: nn.Module, signature: Signature, profile: Profile) -> Any:
-    """Trace ``module`` over example inputs of the signature's shapes.
+def trace(
+    module: nn.Module, signature: Signature, profile: Profile, states: tuple[str, ...] = ()
+) -> Any:
+    """Trace ``module`` over inputs of the signature's shapes.
 
     Args:
-        module: takes the inputs in order, returns the outputs in order.
+        module: takes the inputs in order, returns the outputs in order, then the states; its
+            weights hold no contents worth reading.
         signature: inputs, outputs and ranges of the symbolic sizes.
         profile: operators allowed; decides the opset.
+        states: names of the states.
 
     Returns:
-        An ``onnx_ir.Model`` whose initialisers carry the module's parameter names.
+        An ``onnx.ModelProto`` whose nodes call weights by the module's parameter names; the
+        weights themselves are not there.
 
     Raises:
-        ExportError: the exporter failed, or used an operator outside the standard domain.
+        ExportError: the module does what the recorder cannot follow.
     """
-    sizes = {
-        name: torch.export.Dim(name, min=span.min, max=span.max)
-        for name, span in signature.dimensions.items()
-    }
-    chosen = {
-        name: min(span.max, max(span.min, size))
-        for (name, span), size in zip(signature.dimensions.items(), EXAMPLE_SIZES, strict=False)
-    }
-    examples = tuple(
-        _example([chosen.get(str(size), size) for size in tensor.shape], TORCH[tensor.dtype])
-        for tensor in signature.inputs
+    weights = dict(module.named_parameters())
+    open_sizes = _open_sizes(signature, weights.values())
+    recorder = Recorder(profile.opset, FORMS)
+    for name, weight in weights.items():
+        recorder.input(name, weight)
+    inputs = []
+    for tensor in signature.inputs:
+        sizes = [open_sizes[size] if isinstance(size, str) else size for size in tensor.shape]
+        example = torch.zeros(1, dtype=TORCH[tensor.dtype]).expand(sizes)
+        axes = [axis for axis, size in enumerate(tensor.shape) if isinstance(size, str)]
+        inputs.append(recorder.input(tensor.name, example, axes))
+    with torch.no_grad(), recorder:
+        outputs = module(*inputs)
+    names = [*signature.output_names(), *states]
+    if len(outputs) != len(names):
+        raise ExportError(f"the module returned {len(outputs)} values, expected {names}")
+    symbols = {size: name for name, size in open_sizes.items()}
+    return _model(recorder, [tensor.name for tensor in signature.inputs], names, outputs, symbols)
+
+
+def _open_sizes(signature: Signature, weights: Iterable[Tensor]) -> dict[str, int]:
+    """Return a number for each open size that no fixed one equals, a block's rows added or not."""
+    fixed = {size for weight in weights for size in weight.shape}
+    for tensor in (*signature.inputs, *signature.outputs):
+        fixed.update(size for size in tensor.shape if isinstance(size, int))
+    free = [
+        number
+        for number in EXAMPLES
+        if not fixed.intersection(range(number, number + LARGEST_BLOCK + 1))
+    ]
+    if len(free) < len(signature.dimensions):
+        raise ExportError(
+            f"no numbers left for the open sizes {sorted(signature.dimensions)}",
+            hint="a defect of draftrt: add to EXAMPLES in export/trace.py",
+        )
+    return dict(zip(signature.dimensions, free, strict=False))
+
+
+def _model(
+    recorder: Recorder,
+    inputs: Sequence[str],
+    names: Sequence[str],
+    outputs: Sequence[Tensor],
+    symbols: dict[int, str],
+) -> Any:
+    from onnx import ModelProto, helper
+
+    renamed: dict[str, str] = {}
+    for name, tensor in zip(names, outputs, strict=True):
+        value = recorder.name(tensor)
+        if value in renamed or value not in {out for node in recorder.nodes for out in node.output}:
+            value = recorder.copy(value)
+        renamed[value] = name
+    nodes = _used(recorder.nodes, set(renamed))
+    for node in nodes:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    read = {name for node in nodes for name in node.input}
+    constants = [
+        constant_proto(name, content)
+        for name, content in recorder.constants.items()
+        if name in read
+    ]
+    large = [tensor.name for tensor in constants if len(tensor.raw_data) > LARGEST_CONSTANT]
+    if large:
+        raise ExportError(f"the graph holds large constants of its own: {large[:8]}")
+
+    def info(name: str, tensor: Tensor) -> Any:
+        sizes = [symbols.get(size, size) for size in tensor.shape]
+        known = [None if isinstance(s, int) and recorder.is_open(s) else s for s in sizes]
+        return helper.make_tensor_value_info(name, onnx_type(tensor.dtype), known)
+
+    made = {name for node in nodes for name in node.output} - set(names)
+    graph = helper.make_graph(
+        nodes,
+        "draftrt",
+        [info(name, recorder.values[name]) for name in inputs],
+        [info(name, tensor) for name, tensor in zip(names, outputs, strict=True)],
+        constants,
+        value_info=[info(name, recorder.values[name]) for name in made if name in recorder.values],
     )
-    dynamic = tuple(
-        {axis: sizes[size] for axis, size in enumerate(tensor.shape) if isinstance(size, str)}
-        for tensor in signature.inputs
+    model: ModelProto = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", recorder.opset)], producer_name="draftrt"
     )
-    model = _export(module, examples, dynamic, signature, profile)
-    foreign = sorted(
-        {
-            f"{node.domain}::{node.op_type}"
-            for node in model.graph.all_nodes()
-            if node.domain not in STANDARD
-        }
-    )
-    if foreign:
-        raise ExportError(f"graph uses operators outside the ONNX standard: {foreign}")
-    model.producer_name = "draftrt"
+    model.ir_version = IR_VERSION
     return model
 
 
-def _example(sizes: list[Any], dtype: torch.dtype) -> Tensor:
-    if len(sizes) > 1:
-        return torch.zeros(1, dtype=dtype).expand(*sizes)
-    return torch.zeros(sizes, dtype=dtype)
-
-
-def _export(
-    module: nn.Module,
-    examples: tuple[Tensor, ...],
-    dynamic: Any,
-    signature: Signature,
-    profile: Profile,
-) -> Any:
-    leading, caches = 0, len(signature.inputs)
-    while leading < caches and signature.inputs[leading].name.split("_")[0] != "past":
-        leading += 1
-    shapes = (
-        *dynamic[:leading],
-        tuple(dynamic[leading:]),
-    )  # *caches is one argument to the exporter
-    quiet = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in quiet]
-    try:
-        for logger in quiet:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                module,
-                examples,
-                dynamo=True,
-                opset_version=profile.opset,
-                dynamic_shapes=shapes,
-                input_names=[tensor.name for tensor in signature.inputs],
-                output_names=list(signature.output_names()),
-                verbose=False,
-            )
-    except (torch.onnx.OnnxExporterError, RuntimeError) as error:
-        raise ExportError(
-            f"torch.onnx.export failed: {error!s:.600}",
-            hint="this is a defect of draftrt or of the installed torch; report it with the "
-            "output of `draftrt inspect`",
-        ) from error
-    finally:
-        for logger, level in zip(quiet, levels, strict=True):
-            logger.setLevel(level)
-    if program is None:
-        raise ExportError("torch.onnx.export returned no program")
-    return program.model
+def _used(nodes: Sequence[Any], wanted: set[str]) -> list[Any]:
+    """Return the nodes that the wanted values need."""
+    kept = []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            wanted.update(node.input)
+            kept.append(node)
+    return kept[::-1]

@@ -1,24 +1,29 @@
 """Named weights inside a module, reached by their checkpoint names.
 
 A module that is traced holds placeholders without storage; one that computes holds real tensors.
-Which it is, the module itself cannot tell.
+Which it is, the module itself cannot tell; nor whether they are read only when it asks.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-PLACEHOLDER_LIMIT = 4096
+
+class Root(Protocol):
+    """What weights are read from: a module, or something that reads them when it is asked."""
+
+    def get_parameter(self, target: str) -> Tensor:
+        """Return a weight by its dotted name; AttributeError when there is none."""
 
 
 class Weights:
     """Read access to a module's tensors below a name prefix."""
 
-    def __init__(self, root: nn.Module, prefix: str = "") -> None:
+    def __init__(self, root: Root, prefix: str = "") -> None:
         self._root = root
         self._prefix = prefix
 
@@ -38,8 +43,13 @@ class Weights:
         return Weights(self._root, f"{self._prefix}{prefix}.")
 
 
-def register(root: nn.Module, tensors: Mapping[str, Tensor]) -> Weights:
-    """Register tensors on ``root`` under their dotted names and return access to them."""
+def register(root: nn.Module, tensors: Mapping[str, Tensor] | Root) -> Weights:
+    """Register tensors on ``root`` under their dotted names and return access to them.
+
+    What reads its weights itself is left as it is.
+    """
+    if not isinstance(tensors, Mapping):
+        return Weights(tensors)
     for name, tensor in tensors.items():
         *path, leaf = name.split(".")
         owner = root
@@ -56,19 +66,7 @@ def register(root: nn.Module, tensors: Mapping[str, Tensor]) -> Weights:
 def placeholders(
     shapes: Mapping[str, tuple[int, ...]], dtype_of: Callable[[str], torch.dtype]
 ) -> dict[str, Tensor]:
-    """Return tensors of the given shapes that hold no memory worth counting.
-
-    Large ones are one element expanded; small ones get distinct contents, so that no optimiser
-    merges two equal initialisers of different names.
-    """
-    made: dict[str, Tensor] = {}
-    generator = torch.Generator().manual_seed(0)
-    for name, shape in shapes.items():
-        dtype = dtype_of(name)
-        if dtype == torch.int64:
-            made[name] = torch.randint(0, 2, shape, generator=generator)
-        elif math.prod(shape) > PLACEHOLDER_LIMIT:
-            made[name] = torch.zeros(1, dtype=dtype).expand(*shape)
-        else:
-            made[name] = torch.rand(*shape, generator=generator).to(dtype)
-    return made
+    """Return tensors of the given shapes that hold one element each, repeated."""
+    return {
+        name: torch.zeros(1, dtype=dtype_of(name)).expand(shape) for name, shape in shapes.items()
+    }

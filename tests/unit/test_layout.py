@@ -19,8 +19,7 @@ MAX_LINES = 300
 # Third-party packages that a folder may import when it is imported. All others wait for a call.
 AT_IMPORT = {
     "draftrt": {"numpy"},
-    "export": {"numpy", "torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"}
-    | {"jinja2", "tokenizers"},
+    "export": {"numpy", "torch", "transformers", "onnx", "safetensors"} | {"jinja2", "tokenizers"},
     "engines": {"numpy"},
     "runtime": {"numpy", "tokenizers"},
     "validate": {"numpy"},

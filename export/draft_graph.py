@@ -1,0 +1,151 @@
+"""The draft graph of a checked drafter: weights placed, traced, written and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from draftrt.bundle import GraphEntry
+from draftrt.export.assemble import GraphTensor, graph_tensors
+from draftrt.export.check import check_file, check_graph
+from draftrt.export.check_sampled import check_draft_sampled, is_small
+from draftrt.export.drafter import Drafter, SampledDrafter
+from draftrt.export.graph_file import flexible_path, write_graph
+from draftrt.export.initialisers import as_stored
+from draftrt.export.layers import plan_layers, state_names, write_layers
+from draftrt.export.load import LoadedDrafter
+from draftrt.export.options import ExportOptions, Report, max_context
+from draftrt.export.quantized_graph import check_quantization, quantize_graph
+from draftrt.export.shapes import tensor_shapes
+from draftrt.export.signature import CAPACITY, draft_signature
+from draftrt.export.trace import trace
+from draftrt.export.weight_files import PlacedWeights, WeightFiles, weight_files
+from draftrt.export.weights import placeholders
+from draftrt.quantization import DRAFT
+from draftrt.signature import Signature
+from draftrt.spec import DrafterSpec
+
+GRAPH = "draft.onnx"
+
+
+def place_draft(
+    loaded: LoadedDrafter, options: ExportOptions, context: int, files: WeightFiles
+) -> PlacedWeights:
+    """Decide where the weights of the draft graph lie, and begin to copy them.
+
+    Raises:
+        UnsupportedError: a part cannot be quantised as asked.
+    """
+    tensors = graph_tensors(loaded.spec, loaded.tensors, options.precision, context)
+    quantization = options.quantization.get(DRAFT, {})
+    check_quantization(tensors, quantization, options.profile.opset)
+    return files.place(f"{GRAPH}.data", tensors, quantization)
+
+
+def write_draft_graph(
+    loaded: LoadedDrafter,
+    folder: Path,
+    options: ExportOptions,
+    report: Report,
+    context: int | None = None,
+    weights: PlacedWeights | None = None,
+) -> GraphEntry:
+    """Trace, write and check the draft graph of a checked drafter; return its manifest entry.
+
+    Args:
+        loaded: the drafter.
+        folder: where to write.
+        options: see `ExportOptions`.
+        report: gets one line a step.
+        context: rows of each cache; None: as the options and the drafter say.
+        weights: what `place_draft` returned; None to place them here.
+    """
+    context = context or max_context(options, loaded.spec)
+    if weights is None:
+        with weight_files(folder, options.weights) as files:
+            placed = place_draft(loaded, options, context, files)
+            return write_draft_graph(loaded, folder, options, report, context, placed)
+    spec, precision = loaded.spec, options.precision
+    if context > spec.rope.max_position_embeddings:
+        report(
+            f"warning: max_context {context} is beyond the {spec.rope.max_position_embeddings} "
+            "positions the drafter declares; acceptance may fall there"
+        )
+    signature, flexible = (_signature(spec, options, context, flag) for flag in (False, True))
+    report(
+        f"trace: {spec.family.value}, {spec.num_layers} layers, {precision.value}, "
+        f"max_context {context}"
+    )
+    model = _traced(spec, weights, options, context)
+    path = folder / GRAPH
+    tensors = write_graph_of(model, weights, path, {CAPACITY: context})
+    written = weights.finish()
+    report(f"write: {GRAPH} and {written.bytes / 1e6:.1f} MB of weights")
+    check_file(path, signature)
+    check_file(flexible_path(path), flexible)
+    check = check_graph if is_small(tensors) else check_draft_sampled
+    for line in check(path, spec, tensors, signature, precision, context):
+        report(f"check: {line}")
+    return GraphEntry(
+        file=GRAPH,
+        flexible=flexible_path(path).name,
+        data=weights.data,
+        precision=precision,
+        profile=options.profile.value,
+        opset=options.profile.opset,
+        max_context=context,
+        signature=signature,
+        quantization=dict(weights.quantization),
+    )
+
+
+def write_graph_of(
+    model: Any,
+    weights: PlacedWeights,
+    path: Path,
+    sizes: Mapping[str, int],
+) -> Mapping[str, GraphTensor]:
+    """Quantise what is to be, write the graph, and return its weights as the file holds them."""
+    uses = quantize_graph(model.graph, weights.tensors, weights.quantization)
+    quantised = weights.files.append_quantised(weights.data, uses) if uses else []
+    write_graph(model, weights.tensors, weights.places, path, sizes, quantised)
+    return as_stored(path, weights.tensors) if uses else weights.tensors
+
+
+def _signature(
+    spec: DrafterSpec, options: ExportOptions, context: int, is_flexible: bool
+) -> Signature:
+    return draft_signature(
+        spec,
+        options.precision,
+        context,
+        options.extra_outputs,
+        is_flexible=is_flexible,
+        is_sampled=options.sampled,
+    )
+
+
+def _traced(spec: DrafterSpec, weights: PlacedWeights, options: ExportOptions, context: int) -> Any:
+    """Trace a layer of each kind and return the whole graph."""
+    plan = plan_layers(spec.layers)
+    few = replace(
+        spec, layers=tuple(spec.layers[i] for i in plan.traced), num_layers=len(plan.traced)
+    )
+    names = [*tensor_shapes(few), *(name for name in weights.tensors if name.startswith("rope."))]
+    tensors = {name: weights.tensors[plan.name_in_model(name)] for name in names}
+    kind = SampledDrafter if options.sampled else Drafter
+    module = kind(
+        few,
+        placeholders(
+            {name: tensor.shape for name, tensor in tensors.items()},
+            lambda name: tensors[name].dtype,
+        ),
+        profile=options.profile,
+        extra_outputs=options.extra_outputs,
+        with_states=True,
+    )
+    signature = _signature(few, options, context, True)
+    model = trace(module, signature, options.profile, state_names(len(plan.traced)))
+    return write_layers(model, plan, _signature(spec, options, context, True))

@@ -1,0 +1,58 @@
+"""Checkpoint files that a bundle points to: hard links under names of their own.
+
+Of the ways to point at a file elsewhere this is the one that ONNX Runtime, Polygraphy and TensorRT
+take: ONNX Runtime refuses symbolic links and paths that leave the model's folder, TensorRT's parser
+the latter. `onnx.load` and `onnx.checker` refuse files of several names, so that here the ONNX
+file is checked over stand-ins (`draftrt.export.check.check_file`).
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from draftrt.errors import ExportError
+
+FOLDER = "linked"
+
+
+class Links:
+    """The links of one bundle folder.
+
+    Attributes:
+        sources: name in the bundle to the checkpoint's file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.sources: dict[str, Path] = {}
+        self._folder = folder
+
+    def add(self, file: Path) -> str:
+        """Point to a file and return its name in the bundle, relative and with forward slashes.
+
+        Raises:
+            ExportError: the file system cannot; the bundle has to lie on that of the checkpoint.
+        """
+        source = file.resolve()
+        known = next((name for name, path in self.sources.items() if path == source), None)
+        if known is not None:
+            return known
+        name = f"{FOLDER}/{file.parent.name}-{file.name}"
+        while name in self.sources:
+            name = name.replace(f"{FOLDER}/", f"{FOLDER}/_", 1)
+        place = self._folder / name
+        place.parent.mkdir(exist_ok=True)
+        try:
+            place.hardlink_to(source)
+        except OSError as error:
+            why = (
+                "it lies on another file system"
+                if error.errno == errno.EXDEV
+                else (error.strerror or "")
+            )
+            raise ExportError(
+                f"--weights link: {source} cannot be linked into the bundle: {why}",
+                hint="write the bundle to the checkpoint's file system, or use --weights copy",
+            ) from error
+        self.sources[name] = source
+        return name
