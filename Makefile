@@ -102,8 +102,9 @@ test-all: $(STAMP) ## Every test that needs no GPU, the extended ones included
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 .PHONY: parity
-parity: $(STAMP) ## Only the parity tests
-	$(BIN)/python -m pytest -m parity -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+parity: $(STAMP) ## Every recorded drafter and the shipped pairs on ONNX Runtime: fp32, fp16, bf16
+	$(BIN)/draftrt validate matrix tests/golden/*/ --draft tests/assets/tiny-dflash \
+	  --draft tests/assets/tiny-dspark --target tests/assets/tiny-target --jobs $(WORKERS)
 
 .PHONY: wheel-check
 wheel-check: $(STAMP) ## Build sdist and wheel, and compare them with the tree

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import click
 
+from draftrt.validate.matrix_command import matrix
 from draftrt.validate.range_command import ranges
+from draftrt.validate.record_command import record, record_trajectories
 
 FOLDER = click.Path(path_type=Path)
 
@@ -24,6 +26,9 @@ def validate() -> None:
 
 
 validate.add_command(ranges)
+validate.add_command(matrix)
+validate.add_command(record)
+validate.add_command(record_trajectories)
 
 
 @validate.command()
@@ -43,16 +48,29 @@ validate.add_command(ranges)
     show_default=True,
     help="Element type of the graph; records are float32.",
 )
+@click.option("--draft", type=FOLDER, help="Checkpoint of a case that holds only its hashes.")
+@click.option(
+    "--target", type=FOLDER, help="Target of a case that holds only hashes of its tables."
+)
 @click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
-def golden(cases: tuple[Path, ...], backend: str, precision: str, is_json: bool) -> None:
-    """Check drafters against what the publishers' own code computed (docs/records.md)."""
+def golden(
+    cases: tuple[Path, ...],
+    backend: str,
+    precision: str,
+    draft: Path | None,
+    target: Path | None,
+    is_json: bool,
+) -> None:
+    """Check drafters against what a trusted implementation computed (docs/records.md)."""
     from draftrt.spec import Precision
     from draftrt.validate.golden import ONNXRUNTIME, PYTORCH, check_cases
     from draftrt.validate.golden_report import as_json, as_text, failure
 
     backends = (ONNXRUNTIME, PYTORCH) if backend == "ort" else (PYTORCH,)
     reports = []
-    for one in check_cases(cases, backends=backends, precision=Precision(precision)):
+    for one in check_cases(
+        cases, backends=backends, precision=Precision(precision), draft=draft, target=target
+    ):
         click.echo(f"{one.name}: {one.verdict}", err=True)
         reports.append(one)
     if is_json:
@@ -66,6 +84,13 @@ def golden(cases: tuple[Path, ...], backend: str, precision: str, is_json: bool)
 @validate.command()
 @click.argument("bundle", type=FOLDER)
 @click.option(
+    "--backend",
+    type=click.Choice(["onnxruntime", "tensorrt-rtx", "tensorrt"]),
+    default="onnxruntime",
+    show_default=True,
+    help="What runs the graph; the two TensorRTs run the bundle's plan, on a machine with a GPU.",
+)
+@click.option(
     "--rounds",
     "num_rounds",
     type=click.IntRange(min=4),
@@ -74,13 +99,17 @@ def golden(cases: tuple[Path, ...], backend: str, precision: str, is_json: bool)
     help="Rounds of the short and of the long sequence each.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
-def parity(bundle: Path, num_rounds: int, is_json: bool) -> None:
-    """Compare the graph in BUNDLE on ONNX Runtime with its PyTorch module, through Polygraphy."""
+def parity(bundle: Path, backend: str, num_rounds: int, is_json: bool) -> None:
+    """Compare the graph in BUNDLE with its PyTorch module, through Polygraphy.
+
+    Needs nothing but the bundle. A bf16 graph runs as its float32 twin on ONNX Runtime, which has
+    no bfloat16 kernels on the CPU.
+    """
     from draftrt.errors import ParityError
     from draftrt.validate.parity import check_parity
     from draftrt.validate.parity_report import as_json, as_text
 
-    report = check_parity(bundle, num_rounds=num_rounds)
+    report = check_parity(bundle, backend=backend, num_rounds=num_rounds)
     click.echo(json.dumps(as_json(report), indent=1) if is_json else "\n".join(as_text(report)))
     if not report.is_same:
         raise ParityError(

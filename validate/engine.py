@@ -41,8 +41,9 @@ class EngineOptions:
     """What the user chooses.
 
     Attributes:
-        precision: of the bundle and its plan. A bf16 graph has no kernels on this CPU: the checks
-            and the sample run then use an fp32 export of the same drafter, which is not kept.
+        precision: of the bundle and its plan. A bf16 graph has no kernels on this CPU: the sample
+            run then uses an fp32 export of the same drafter, which is not kept, and parity the
+            float32 twin of the graph.
         quantization: graph name to the parts whose weights are stored quantised.
         backend: builder of the plan.
         sms: compute capabilities of the plan; empty only for classic TensorRT, which builds for
@@ -158,7 +159,7 @@ def make_engine(
     made.plan = step("plan", lambda: _build(out, options), _say_plan)
     with _on_cpu(draft, target, out, options, report) as checked:
         step("onnxruntime", lambda: check_opens(checked), lambda count: f"{count} drafts a round")
-        step("parity", lambda: _parity(checked), _say_parity)
+        step("parity", lambda: _parity(out), _say_parity)
         if options.with_run:
             made.completion = step("run", lambda: _run(checked, target, options), _say_run)
     return made
@@ -237,7 +238,7 @@ def _on_cpu(
     if chosen.precision is not Precision.BF16:
         yield out
         return
-    report("no bf16 kernels on this CPU: the checks and the run use an fp32 export of the drafter")
+    report("no bf16 kernels on this CPU: the run uses an fp32 export of the drafter")
     with tempfile.TemporaryDirectory(prefix="draftrt-fp32-") as name:
         options = ExportOptions(quantization=chosen.quantization, target_graph=False)
         yield export_bundle(draft, target, Path(name) / "bundle", options, report)

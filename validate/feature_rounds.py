@@ -15,7 +15,7 @@ from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import open_graph
 from draftrt.runtime.target import TargetRows
 from draftrt.runtime.text import load_tokenizer
-from draftrt.validate.parity import plan_rounds
+from draftrt.validate.parity_rounds import plan_rounds
 
 Feeds = dict[str, NDArray[Any]]
 

@@ -10,16 +10,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from draftrt.errors import DraftrtError, SpecError
-from draftrt.spec import DrafterSpec, Precision, TargetSpec
-from draftrt.validate.compare import Finding, compare_ids, compare_values
-from draftrt.validate.records import ID_ARRAYS, GoldenCase, read_case
-from draftrt.validate.reference import ReferenceRounds
+from draftrt.errors import DraftrtError
+from draftrt.spec import Precision, TargetSpec
+from draftrt.validate.compare import Finding
+from draftrt.validate.golden_rounds import check_width, compare_case, context_of, module_drafter
+from draftrt.validate.records import GoldenCase, read_case
 from draftrt.validate.tolerances import Limit, golden_limit
 
 if TYPE_CHECKING:
@@ -27,11 +24,6 @@ if TYPE_CHECKING:
     from draftrt.export.target import Target
 
 ONNXRUNTIME, PYTORCH = "onnxruntime", "pytorch"
-OUTPUT_OF = {"tokens": "draft_ids", "draft_ids": "draft_vocab_ids"}  # others keep their name
-EXACT = Limit(reason="ids are compared exactly")
-MIN_CONTEXT = 64
-
-Draft = Callable[[int, NDArray[np.float32]], Mapping[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +58,8 @@ def check_cases(
     *,
     backends: Sequence[str] = (PYTORCH, ONNXRUNTIME),
     precision: Precision = Precision.FP32,
+    draft: Path | None = None,
+    target: Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Iterator[CaseReport]:
     """Check cases one by one; one that cannot be checked does not stop the others.
@@ -74,14 +68,16 @@ def check_cases(
         folders: the cases.
         backends: which of `PYTORCH` and `ONNXRUNTIME` are compared with the record.
         precision: element type of the graph.
+        draft: checkpoint of a case that holds only the hashes of its drafter.
+        target: checkpoint of a case that holds only the hashes of its target's tables.
         report: gets one line a step.
     """
     for folder in folders:
         limit = golden_limit(folder.name, None)
         try:
-            case = read_case(folder)
+            case = read_case(folder, draft)
             limit = golden_limit(case.name, case.tolerance)
-            findings = check_case(case, limit, backends, precision, report)
+            findings = check_case(case, limit, backends, precision, target, report)
             error = None
         except DraftrtError as failure:
             findings, error = {}, failure
@@ -99,6 +95,7 @@ def check_case(
     limit: Limit,
     backends: Sequence[str],
     precision: Precision = Precision.FP32,
+    target: Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, dict[str, Finding]]:
     """Run one case on each backend; return backend to (``rN.array`` to finding).
@@ -108,31 +105,40 @@ def check_case(
     """
     from draftrt.export.load import load_drafter
 
-    loaded = load_drafter(case.draft, case_target(case))
-    _check_width(case, loaded.spec)
+    loaded = load_drafter(case.draft, case_target(case, target))
+    check_width(case, loaded.spec)
     findings = {}
     if PYTORCH in backends:
-        draft = _module_drafter(loaded, precision, _context(case, loaded.spec))
-        findings[PYTORCH] = _compare(case, draft, loaded.spec, limit)
+        draft = module_drafter(loaded, precision, context_of(case, loaded.spec))
+        findings[PYTORCH] = compare_case(case, draft, loaded.spec, limit)
     if ONNXRUNTIME in backends:
         findings[ONNXRUNTIME] = _check_graph(case, loaded, limit, precision, report)
     return findings
 
 
-def case_target(case: GoldenCase) -> Target:
+def case_target(case: GoldenCase, folder: Path | None = None) -> Target:
     """Return the target of a case: its two sizes, and the tables the drafter borrows.
 
     The record does not state the target's hidden size; the drafter's own statement is taken, and
     the width of the features is checked against it.
+
+    Args:
+        case: the record.
+        folder: the target's checkpoint, for a record that holds only the hashes of its tables.
+
+    Raises:
+        RecordError: tables are missing, or not those of the record.
     """
     from draftrt.export.checkpoint import from_array
     from draftrt.export.load import load_drafter
     from draftrt.export.target import EMBED, HEAD, Target
+    from draftrt.validate.record_tables import recorded_tables
 
     drafter = load_drafter(case.draft, None).spec
     names = {"embed_tokens": EMBED, "lm_head": HEAD}
     tables = {names[name]: from_array(name, array) for name, array in case.tables.items()}
-    embedding = case.tables.get("embed_tokens")
+    tables |= recorded_tables(case, folder)
+    embedding = tables.get(EMBED)
     sources = dict.fromkeys(TargetSpec.__dataclass_fields__, "case.json")
     del sources["sources"]
     spec = TargetSpec(
@@ -149,43 +155,6 @@ def case_target(case: GoldenCase) -> Target:
     return Target(spec, tables)
 
 
-def _check_width(case: GoldenCase, spec: DrafterSpec) -> None:
-    width = case.rounds[0].target_hidden.shape[2]
-    if width != spec.feature_size:
-        raise SpecError(
-            f"{case.name}: recorded target_hidden has width {width}, expected {spec.feature_size} "
-            f"({len(spec.target_layer_ids)} taps of {spec.target_hidden_size})",
-            hint="the record belongs to another drafter",
-        )
-
-
-def _context(case: GoldenCase, spec: DrafterSpec) -> int:
-    """Return cache rows that hold the whole record and a block behind it."""
-    rows = sum(one.target_hidden.shape[1] for one in case.rounds) + spec.block_size
-    return max(MIN_CONTEXT, int(rows))
-
-
-def _module_drafter(loaded: LoadedDrafter, precision: Precision, context: int) -> Draft:
-    from draftrt.export.assemble import graph_tensors, reference_module
-    from draftrt.export.drafter import EXTRA_OUTPUTS
-
-    tensors = graph_tensors(loaded.spec, loaded.tensors, precision, context)
-    module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)
-    rounds, length = ReferenceRounds(module, precision, context), 0
-
-    def draft(anchor: int, features: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:
-        nonlocal length
-        feeds: dict[str, NDArray[Any]] = {
-            "anchor": np.array([anchor], np.int64),
-            "target_hidden": features,
-            "context_length": np.array([length], np.int64),
-        }
-        length += features.shape[1]
-        return rounds.run(feeds)
-
-    return draft
-
-
 def _check_graph(
     case: GoldenCase,
     loaded: LoadedDrafter,
@@ -200,34 +169,10 @@ def _check_graph(
 
     options = ExportOptions(
         precision=precision,
-        max_context=_context(case, loaded.spec),
+        max_context=context_of(case, loaded.spec),
         extra_outputs=EXTRA_OUTPUTS,
     )
     with tempfile.TemporaryDirectory(prefix="draftrt-golden-") as name:
         entry = write_draft_graph(loaded, Path(name), options, report)
         with OrtSession(Path(name) / entry.file, entry.signature) as session:
-            return _compare(case, Drafter(loaded.spec, session).draft, loaded.spec, limit)
-
-
-def _compare(case: GoldenCase, draft: Draft, spec: DrafterSpec, limit: Limit) -> dict[str, Finding]:
-    findings: dict[str, Finding] = {}
-    for index, one in enumerate(case.rounds):
-        outputs = draft(one.anchor, one.target_hidden)
-        for key, want in one.expected.items():
-            got = outputs.get(OUTPUT_OF.get(key, key))
-            findings[f"r{index}.{key}"] = _judge(key, want, got, limit, spec)
-    return findings
-
-
-def _judge(
-    key: str, want: NDArray[Any], got: NDArray[Any] | None, limit: Limit, spec: DrafterSpec
-) -> Finding:
-    row = None if got is None else got[0]  # the graph's batch axis
-    if key in ID_ARRAYS:
-        return compare_ids(key, want, row, EXACT)
-    if key in ("logits", "base_logits") and spec.num_padded_rows:
-        # The graph leaves out the padded ids, which the record gives as minus infinity.
-        kept = spec.draft_vocab_size - spec.num_padded_rows
-        if want.shape[1] == spec.draft_vocab_size and np.isneginf(want[:, kept:]).all():
-            want = want[:, :kept]
-    return compare_values(key, want, row, limit)
+            return compare_case(case, Drafter(loaded.spec, session).draft, loaded.spec, limit)

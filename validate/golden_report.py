@@ -8,7 +8,8 @@ from typing import Any
 from draftrt.errors import DraftrtError, ParityError
 from draftrt.validate.compare import Finding, worst_of
 from draftrt.validate.golden import CaseReport
-from draftrt.validate.records import ID_ARRAYS, RecordError
+from draftrt.validate.record_files import RecordError
+from draftrt.validate.records import ID_ARRAYS
 from draftrt.validate.table import limited, render
 
 MAX_DETAILS = 3

@@ -5,24 +5,44 @@ from __future__ import annotations
 from typing import Any
 
 from draftrt.validate.compare import Finding
-from draftrt.validate.parity import AS_RUN, ParityReport
+from draftrt.validate.parity import AS_RUN, REFERENCE, ParityReport
 from draftrt.validate.table import limited, render
 from draftrt.validate.tolerances import CACHE, IDS
+from draftrt.validate.verdicts import Measure
 
 MAX_DETAILS = 6
 
 
 def as_text(report: ParityReport) -> list[str]:
-    """Return a heading, one line an output (caches together) and what differs, worst first."""
+    """Return a heading, one line an output (caches together), one a measure, what differs."""
+    problems = limited(problems_of(report), MAX_DETAILS)
+    notes = [f"note: {note}" for note in report.notes]
+    measures = render(measure_rows(report)) if report.measures else []
+    return [heading(report), *render(output_rows(report)), *measures, *notes, *problems]
+
+
+def heading(report: ParityReport) -> str:
+    """Return what was compared, in one line."""
     longest = max(one.context_length + one.new_rows for one in report.rounds)
     graphs = " and ".join(dict.fromkeys(one.graph for one in report.rounds))
-    heading = (
-        f"{report.bundle}: {report.backend} against pytorch, {report.precision.value}, "
-        f"{len(report.rounds)} rounds of {graphs}, context up to {longest}"
+    passed = [str(window) for window in report.windows if window < longest]
+    window = f", past the sliding window of {' and '.join(passed)}" if passed else ""
+    return (
+        f"{report.bundle}: {report.backend} against {REFERENCE}, {report.precision.value}, "
+        f"{len(report.rounds)} rounds of {graphs}, context up to {longest}{window}"
     )
+
+
+def output_rows(report: ParityReport) -> list[list[str]]:
+    """Return the table of outputs, its heading first."""
     rows = [["output", "compared", "worst", "limit", "verdict"]]
-    rows += [_row(name, named, report) for name, named in _grouped(report).items()]
-    return [heading, *render(rows), *limited(_problems(report), MAX_DETAILS)]
+    return rows + [_row(name, named, report) for name, named in _grouped(report).items()]
+
+
+def measure_rows(report: ParityReport) -> list[list[str]]:
+    """Return the table of measures, its heading first."""
+    rows = [["measure", "rows", "seen", "limit", "verdict"]]
+    return rows + [_measure_row(one) for one in report.measures]
 
 
 def as_json(report: ParityReport) -> dict[str, Any]:
@@ -43,6 +63,7 @@ def as_json(report: ParityReport) -> dict[str, Any]:
             for planned, named in zip(report.rounds, report.findings, strict=True)
         ],
         "shares": [finding.to_json() for finding in report.shares.values()],
+        "measures": [measure.to_json() for measure in report.measures],
         "limits": {
             name: {
                 "atol": limit.atol,
@@ -52,6 +73,8 @@ def as_json(report: ParityReport) -> dict[str, Any]:
             }
             for name, limit in report.limits.items()
         },
+        "windows": list(report.windows),
+        "notes": list(report.notes),
     }
 
 
@@ -62,7 +85,8 @@ def _grouped(report: ParityReport) -> dict[str, list[Finding]]:
             is_cache, as_run = name.startswith("present_"), name.endswith(AS_RUN)
             kind = CACHE + AS_RUN * as_run if is_cache else name
             grouped.setdefault(kind, []).append(finding)
-    return grouped
+    caches = {kind: grouped.pop(kind) for kind in (CACHE, CACHE + AS_RUN) if kind in grouped}
+    return grouped | caches
 
 
 def _row(name: str, findings: list[Finding], report: ParityReport) -> list[str]:
@@ -77,7 +101,25 @@ def _row(name: str, findings: list[Finding], report: ParityReport) -> list[str]:
     return [name, f"{total:,} values", f"{worst.worst:.1e}", f"{worst.allowed:.1e}", verdict]
 
 
-def _problems(report: ParityReport) -> list[str]:
+def _measure_row(one: Measure) -> list[str]:
+    sign, unit = ("≥" if one.is_least else "≤"), f" {one.unit}" if one.unit else ""
+    limit = f"{sign} {figure(one, one.limit)}{unit}"
+    verdict = "same" if one else "different"
+    what = f"{one.output}: {one.name}"
+    return [what, f"{one.num_rows:,}", f"{figure(one, one.seen)}{unit}", limit, verdict]
+
+
+def figure(measure: Measure, value: float) -> str:
+    """Return a figure of a measure: shares and cosines by their distance to one, others as is."""
+    if not measure.is_least:
+        return f"{value:.1e}"
+    if "cosine" in measure.name:
+        return "1" if value == 1 else f"1 - {1 - value:.1e}"
+    return f"{value:.2%}"
+
+
+def problems_of(report: ParityReport) -> list[str]:
+    """Return a line for everything beyond its limit, worst first, shares and measures last."""
     found = [
         (finding.allowed - finding.worst, planned, index, finding)
         for index, (planned, named) in enumerate(zip(report.rounds, report.findings, strict=True))
@@ -89,4 +131,9 @@ def _problems(report: ParityReport) -> list[str]:
         f"{finding.output} {finding.problem}"
         for _, planned, index, finding in sorted(found, key=lambda item: item[0])
     ]
-    return lines + [f"{one.output}: {one.problem}" for one in report.shares.values() if not one]
+    lines += [f"{one.output}: {one.problem}" for one in report.shares.values() if not one]
+    return lines + [
+        f"{one.output}: {one.name} is {one.seen:.4g}, limit {one.limit:.4g}"
+        for one in report.measures
+        if not one
+    ]

@@ -19,7 +19,8 @@ from draftrt.errors import UnsupportedError
 from draftrt.spec import Precision
 from draftrt.validate.compare import Finding
 from draftrt.validate.feature_rounds import Feeds, random_rounds, real_rounds
-from draftrt.validate.parity import DEFAULT_ROUNDS, Judge
+from draftrt.validate.judge import Judge
+from draftrt.validate.parity_rounds import DEFAULT_ROUNDS
 from draftrt.validate.reference import ReferenceRounds
 from draftrt.validate.tolerances import FP16_AGAINST_FP32, LARGEST_FEATURE
 

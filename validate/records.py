@@ -1,12 +1,11 @@
-"""The project's record formats, read from disk: golden cases and trajectories (docs/records.md).
+"""Golden cases, read from disk (docs/records.md).
 
-Knows files, names, dtypes and shapes, not what a drafter computes. Both formats carry a version; a
-file without one is version 1, which is how the first publishers' records were written.
+Knows files, names, dtypes and shapes, not what a drafter computes. Records carry a version; a file
+without one is version 1, which is how the first publishers' records were written.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
 from collections.abc import Mapping
@@ -17,14 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.errors import DraftrtError
+from draftrt.validate.record_files import RecordError, check_hashes, check_version, read_json
 
-VERSION = 1
+VERSION = 2  # of golden cases written here; version 1 is read too
 CASE_FILE, ARRAYS_FILE, DRAFT_FOLDER = "case.json", "expected.npz", "draft"
 TABLES = ("embed_tokens", "lm_head")
 FEEDS = ("anchor", "target_hidden")
 ID_ARRAYS = ("tokens", "draft_ids", "candidates")
-VALUE_ARRAYS = ("hidden", "base_logits", "logits", "confidence")
+VALUE_ARRAYS = ("hidden", "base_logits", "logits", "confidence", "top_logits")
+PLACES = ("top_ids",)  # not compared: where top_logits were taken
 RANKS = {"tokens": 1, "draft_ids": 1, "confidence": 1}  # all others have two axes
 CASE_KEYS: dict[str, type] = {
     "version": int,
@@ -33,12 +33,14 @@ CASE_KEYS: dict[str, type] = {
     "target_vocab_size": int,
     "num_target_layers": int,
     "tolerance": float,
+    "checkpoint": dict,
+    "tables": dict,
+    "command": str,
+    "created": str,
+    "tools": dict,
 }
-OPTIONAL_CASE_KEYS = {"version", "about", "tolerance"}
-
-
-class RecordError(DraftrtError):
-    """A record is missing, cannot be read, or is ill-formed."""
+KEYS_OF_VERSION_2 = {"checkpoint", "tables", "command", "created", "tools"}
+OPTIONAL_CASE_KEYS = {"version", "about", "tolerance", *KEYS_OF_VERSION_2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +50,8 @@ class CaseRound:
     Attributes:
         anchor: id of the anchor token.
         target_hidden: [1, T, m*H_t] float32, features of the tokens committed since the last round.
-        expected: recorded array by name (`ID_ARRAYS`, `VALUE_ARRAYS`); ``tokens`` [n] is always
-            there, the others have n rows too.
+        expected: recorded array by name (`ID_ARRAYS`, `VALUE_ARRAYS`, `PLACES`); ``tokens`` [n] is
+            always there, the others have n rows too.
     """
 
     anchor: int
@@ -63,22 +65,27 @@ class GoldenCase:
 
     Attributes:
         path: its folder.
+        draft: folder of the drafter's checkpoint.
         reference: which code made the answers.
         about: what the case is for.
         target_vocab_size: the target's logical vocabulary.
         num_target_layers: the target's depth.
         tolerance: largest absolute difference the recorder vouches for; None: the table's.
-        tables: the target's ``embed_tokens`` [V, H] and ``lm_head`` [V, H] float32, where borrowed.
+        tables: the target's ``embed_tokens`` [V, H] and ``lm_head`` [V, H] float32, where they are
+            borrowed and stored.
+        table_hashes: SHA-256 of the same tables as float32, where they are borrowed but not stored.
         rounds: consecutive rounds of one sequence, from an empty drafter cache.
     """
 
     path: Path
+    draft: Path
     reference: str
     about: str
     target_vocab_size: int
     num_target_layers: int
     tolerance: float | None
     tables: Mapping[str, NDArray[np.float32]]
+    table_hashes: Mapping[str, str]
     rounds: tuple[CaseRound, ...]
 
     @property
@@ -86,28 +93,31 @@ class GoldenCase:
         """Name of the folder."""
         return self.path.resolve().name
 
-    @property
-    def draft(self) -> Path:
-        """Folder of the drafter's checkpoint."""
-        return self.path / DRAFT_FOLDER
 
-
-def read_case(folder: Path) -> GoldenCase:
+def read_case(folder: Path, draft: Path | None = None) -> GoldenCase:
     """Read a golden case.
 
+    Args:
+        folder: its folder.
+        draft: the checkpoint it was made from, for a case that holds only its hashes.
+
     Raises:
-        RecordError: a file is missing or unreadable, the version is another one, or arrays are
-            missing, unknown or of a wrong shape; all problems of the arrays at once.
+        RecordError: a file is missing or unreadable, the version is another one, the checkpoint is
+            not the recorded one, or arrays are missing, unknown or of a wrong shape; all problems
+            of the arrays at once.
     """
-    missing = [
-        name for name in (CASE_FILE, ARRAYS_FILE, DRAFT_FOLDER) if not (folder / name).exists()
-    ]
+    missing = [name for name in (CASE_FILE, ARRAYS_FILE) if not (folder / name).exists()]
+    facts = {} if missing else _read_facts(folder / CASE_FILE)
+    checkpoint: dict[str, str] = facts.get("checkpoint", {})
+    if not checkpoint and not (folder / DRAFT_FOLDER).exists():
+        missing.append(DRAFT_FOLDER)
     if missing:
         raise RecordError(
             f"{folder}: no golden case there, missing {', '.join(missing)}",
             hint="a case is a folder with case.json, expected.npz and draft/",
         )
-    facts = _read_facts(folder / CASE_FILE)
+    place = _checkpoint(folder, draft)
+    check_hashes(folder, place, checkpoint)
     arrays = _read_arrays(folder / ARRAYS_FILE)
     problems: list[str] = []
     tables = {name: _table(name, arrays.pop(name), problems) for name in TABLES if name in arrays}
@@ -118,54 +128,47 @@ def read_case(folder: Path) -> GoldenCase:
         )
     return GoldenCase(
         path=folder,
+        draft=place,
         reference=facts["reference"],
         about=facts.get("about", ""),
         target_vocab_size=facts["target_vocab_size"],
         num_target_layers=facts["num_target_layers"],
         tolerance=facts.get("tolerance"),
         tables=tables,
+        table_hashes=facts.get("tables", {}),
         rounds=rounds,
     )
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        RecordError: it is missing or no JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RecordError(f"{path}: no such file") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path}: cannot be read as JSON: {error!s:.200}") from error
-
-
-def check_version(path: Path, version: Any) -> None:
-    """Refuse a record of another version.
-
-    Raises:
-        RecordError: the version is not `VERSION`.
-    """
-    if version != VERSION:
+def _checkpoint(folder: Path, given: Path | None) -> Path:
+    own = folder / DRAFT_FOLDER
+    if given is None and not own.exists():
         raise RecordError(
-            f"{path}: got record version {version!r}, expected {VERSION}",
-            hint="a newer draftrt wrote it; update, or record it again",
+            f"{folder}: holds the hashes of its drafter, not the drafter",
+            hint="give the checkpoint it was made from with --draft",
         )
+    if given is not None and own.exists():
+        raise RecordError(
+            f"{folder}: holds its drafter, but {given} was given too",
+            hint="--draft is for a record without the checkpoint",
+        )
+    return own if given is None else given
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
     facts = read_json(path)
     if not isinstance(facts, dict):
         raise RecordError(f"{path}: got {facts!r:.60}, expected a JSON object")
-    check_version(path, facts.get("version", VERSION))
-    problems = [f"unknown key {key!r}" for key in facts if key not in CASE_KEYS]
+    version = facts.get("version", 1)
+    check_version(path, version, VERSION)
+    known = set(CASE_KEYS) - (KEYS_OF_VERSION_2 if version < 2 else set())
+    problems = [f"unknown key {key!r}" for key in facts if key not in known]
     for key, kind in CASE_KEYS.items():
         if key not in facts:
             problems += [] if key in OPTIONAL_CASE_KEYS else [f"{key} is missing"]
         elif not _is_good(facts[key], kind):
             kinds = {int: "a positive integer", float: "a positive number", str: "a text"}
+            kinds[dict] = "an object of texts"
             problems.append(f"{key}: got {facts[key]!r:.60}, expected {kinds[kind]}")
     if problems:
         raise RecordError(f"{path}: " + "; ".join(problems))
@@ -175,6 +178,8 @@ def _read_facts(path: Path) -> dict[str, Any]:
 def _is_good(value: Any, kind: type) -> bool:
     if kind is str:
         return isinstance(value, str)
+    if kind is dict:
+        return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
     kinds = (int, float) if kind is float else (int,)
     return isinstance(value, kinds) and not isinstance(value, bool) and 0 < value < float("inf")
 
@@ -200,7 +205,7 @@ def _rounds(arrays: Mapping[str, NDArray[Any]], problems: list[str]) -> tuple[Ca
     grouped: dict[int, dict[str, NDArray[Any]]] = {}
     for name, array in arrays.items():
         match = re.fullmatch(r"r(0|[1-9]\d{0,5})\.(\w+)", name)
-        if match is None or match[2] not in (*FEEDS, *ID_ARRAYS, *VALUE_ARRAYS):
+        if match is None or match[2] not in (*FEEDS, *ID_ARRAYS, *VALUE_ARRAYS, *PLACES):
             problems.append(f"unknown array {name!r}")
         else:
             grouped.setdefault(int(match[1]), {})[match[2]] = array
@@ -230,13 +235,18 @@ def _round(name: str, arrays: dict[str, NDArray[Any]], problems: list[str]) -> C
         )
     rows = arrays["tokens"].shape[:1]
     for key, array in arrays.items():
-        kind, rank = ("i" if key in ID_ARRAYS else "f"), RANKS.get(key, 2)
+        kind, rank = ("i" if key in (*ID_ARRAYS, *PLACES) else "f"), RANKS.get(key, 2)
         if array.dtype.kind != kind or array.ndim != rank or array.shape[:1] != rows:
             problems.append(
                 f"{name}.{key}: got {array.dtype} {list(array.shape)}, expected "
                 f"{'integers' if kind == 'i' else 'floats'} with {rank} axes and as many rows as "
                 "tokens"
             )
+    places, tops = arrays.get("top_ids"), arrays.get("top_logits")
+    if (places is None) != (tops is None) or (
+        places is not None and tops is not None and places.shape != tops.shape
+    ):
+        problems.append(f"{name}: top_ids and top_logits, expected both, of one shape")
     if len(problems) > count:
         return None
     return CaseRound(anchor=int(anchor), target_hidden=hidden, expected=arrays)

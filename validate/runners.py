@@ -7,7 +7,7 @@ must live with what it wrote itself. Knows names and shapes, not models.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.errors import BackendError
+from draftrt.runtime.backend import GraphSession
 from draftrt.runtime.ort import AS_WRITTEN, INT8, QUANTISED_PRODUCTS
 from draftrt.signature import Signature, TensorSpec
 
@@ -57,6 +58,22 @@ class PolygraphyRounds:
         return outputs
 
 
+class SessionRounds:
+    """Rounds on a session of the runtime, which keeps its caches to itself."""
+
+    def __init__(self, session: GraphSession) -> None:
+        """Prepare for sequences.
+
+        Args:
+            session: an open graph or plan; who opened it closes it.
+        """
+        self._session = session
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Draft one block; what a sequence before this one left behind lies past the valid rows."""
+        return dict(self._session.run(feeds))
+
+
 class RoundRunner:
     """A runner as Polygraphy's comparator uses one: a context manager with metadata and `infer`.
 
@@ -65,18 +82,25 @@ class RoundRunner:
     """
 
     def __init__(
-        self, name: str, signature: Signature, block_size: int, open_rounds: Callable[[], Rounds]
+        self,
+        name: str,
+        signature: Signature,
+        outputs: Sequence[TensorSpec],
+        block_size: int,
+        open_rounds: Callable[[], Rounds],
     ) -> None:
         """Describe a runner; nothing is loaded before it is entered.
 
         Args:
             name: shown beside its results.
-            signature: of the graph; its outputs are the ones compared.
+            signature: of the graph; tells what is fed.
+            outputs: what is compared.
             block_size: K, rows a call writes behind the new context.
             open_rounds: loads what drafts.
         """
         self.name = name
         self._signature = signature
+        self._outputs = tuple(outputs)
         self._block_size = block_size
         self._open = open_rounds
         self._rounds: Rounds | None = None
@@ -112,7 +136,7 @@ class RoundRunner:
         """Draft one block.
 
         Returns:
-            The graph's outputs; of the caches the rows that are valid after this call.
+            The outputs to compare; of the caches the rows that are valid after this call.
         """
         if self._rounds is None:
             raise AssertionError("the runner is not active")
@@ -125,7 +149,7 @@ class RoundRunner:
             tensor.name: outputs[tensor.name][:, :, :valid]
             if tensor.alias
             else outputs[tensor.name]
-            for tensor in self._signature.outputs
+            for tensor in self._outputs
         }
 
     def last_inference_time(self) -> float:
@@ -133,11 +157,12 @@ class RoundRunner:
         return self._seconds
 
 
-def onnxruntime_runner(model: Path, *, as_run: bool = False) -> Any:
+def onnxruntime_runner(model: Path | bytes, weights: Path, *, as_run: bool = False) -> Any:
     """Return Polygraphy's ONNX Runtime runner of a graph, not yet active: one thread, no spinning.
 
     Args:
-        model: ONNX file.
+        model: ONNX file, or its content.
+        weights: folder of its external data, for a content.
         as_run: multiply with quantised weights as the runtime does, with activations in int8;
             otherwise as the graph says, with activations in its own element type.
 
@@ -153,7 +178,11 @@ def onnxruntime_runner(model: Path, *, as_run: bool = False) -> Any:
         options.intra_op_num_threads = 1
         options.add_session_config_entry(QUANTISED_PRODUCTS, INT8 if as_run else AS_WRITTEN)
         options.log_severity_level = 3  # caches go in and out as arrays: copies are no news here
-        return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        if isinstance(model, bytes):
+            key = "session.model_external_initializers_file_folder_path"
+            options.add_session_config_entry(key, str(weights))
+        content = model if isinstance(model, bytes) else str(model)
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     return OnnxrtRunner(load, name="onnxruntime")
 

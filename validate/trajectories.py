@@ -17,7 +17,7 @@ from draftrt.bundle import Bundle
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.stats import Round
-from draftrt.validate.records import RecordError
+from draftrt.validate.record_files import RecordError
 from draftrt.validate.trajectory_records import Trajectory, read_trajectories
 
 

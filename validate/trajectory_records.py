@@ -10,7 +10,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from draftrt.validate.records import VERSION, RecordError, check_version, read_json
+from draftrt.validate.record_files import RecordError, check_version, read_json
+
+VERSION = 1
 
 LISTS = ("prompt_ids", "output_ids", "acceptance_lengths")
 ROUND_LISTS = ("proposal_lengths", "accepted_draft_lengths")
@@ -85,7 +87,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     """
     data = read_json(path)
     if isinstance(data, dict):
-        check_version(path, data.get("version", VERSION))
+        check_version(path, data.get("version", VERSION), VERSION)
         data = data.get("rows")
     if not isinstance(data, list) or not data:
         raise RecordError(f"{path}: got {data!r:.60}, expected a list of rows with at least one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import draftrt
+from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.runtime.load import load
 from draftrt.runtime.options import DecodeOptions
+from draftrt.validate.trajectories import replay
+from draftrt.validate.trajectory_records import read_trajectories
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
@@ -188,3 +192,32 @@ def test_a_drafter_of_another_target_is_refused(bundle: Path, pair: Path, tmp_pa
     assert done.exit_code == 1
     assert "hidden_size is 64, expected 96" in done.stderr
     assert "give the target that was passed to `draftrt export`" in done.stderr
+
+
+def test_recorded_trajectories_are_replayed_by_exported_graphs(
+    pair: Path, bundle: Path, tmp_path: Path
+) -> None:
+    """Recorded with PyTorch and transformers, replayed on ONNX Runtime; a changed row is found."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("The quick brown fox\n1, 2, 3, 4,\nleft out\n")
+    path = tmp_path / "expected.json"
+    words = ["--prompts", prompts, "--num-prompts", 2, "--max-tokens", 40]
+    thresholds = ["--threshold", 0, "--threshold", 0.15]
+    draft, target = pair / "tiny-dspark", pair / "tiny-target"
+    line = ["validate", "record-trajectories", draft, "--target", target, "-o", path]
+    done = run_cli(*line, *words, *thresholds)
+    assert done.exit_code == 0, done.output
+    rows = read_trajectories(path)
+    assert [row.confidence_threshold for row in rows] == [0, 0, 0.15, 0.15]
+    assert all(row.is_target_greedy and len(row.output_ids) == 40 for row in rows)
+    spec = Bundle.open(bundle).drafter()
+    with load(bundle) as opened:
+        reports = [replay(n, row, opened, spec.block_size) for n, row in enumerate(rows)]
+        assert all(one.is_same for one in reports)
+        assert all(one.num_compared == one.num_rounds > 0 for one in reports)
+        lengths = (rows[0].acceptance_lengths[0] + 1, *rows[0].acceptance_lengths[1:])
+        wrong = replay(0, replace(rows[0], acceptance_lengths=lengths), opened, spec.block_size)
+        assert "round 0 accepts" in wrong.problems[0]
+    again = run_cli(*line, *words)
+    assert again.exit_code == 1
+    assert "records are not replaced" in again.stderr

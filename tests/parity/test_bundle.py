@@ -14,13 +14,14 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
-from draftrt.bundle import hash_files, read_manifest, write_manifest
+from draftrt.bundle import PlanEntry, hash_files, read_manifest, write_manifest
 from draftrt.cli import group
 from draftrt.errors import ParityError
 from draftrt.export.pipeline import ExportOptions, export_bundle
 from draftrt.spec import Precision
 from draftrt.validate.engine import check_opens
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
+from tests.conftest import missing_gpu
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")
@@ -30,7 +31,6 @@ Export = Callable[[ToyDrafter, Precision], Path]
 DSPARK = ToyDrafter(
     kind=Kind.SPECULATORS_DSPARK, draft_vocab_size=96, sliding_window=6, markov_type="gated"
 )
-DFLASH2 = ToyDrafter(kind=Kind.ZLAB_DFLASH2)
 
 
 @pytest.fixture(scope="session")
@@ -58,8 +58,8 @@ def parity(bundle: Path, *arguments: str) -> Result:
 
 @pytest.mark.parametrize(
     ("toy", "precision"),
-    [(DSPARK, Precision.FP32), (DFLASH2, Precision.FP16)],
-    ids=["dspark-fp32", "dflash2-fp16"],
+    [(DSPARK, Precision.FP32), (DSPARK, Precision.BF16)],
+    ids=["fp32", "bf16"],
 )
 def test_a_graph_does_what_its_module_does(
     export: Export, toy: ToyDrafter, precision: Precision
@@ -77,8 +77,28 @@ def test_a_graph_does_what_its_module_does(
     outputs = {one["output"]: one for one in last["outputs"]}
     assert {"draft_ids", "logits", "present_key_0", "present_value_1"} <= set(outputs)
     assert all(one["compared"] > 0 and one["same"] for one in outputs.values())
-    assert bool(found["shares"]) is (precision is Precision.FP16)
     assert all(one["reason"] for one in found["limits"].values())
+    assert (found["windows"], found["backend"]) == ([6], "onnxruntime")
+    is_twin = precision is Precision.BF16
+    assert [note.partition(":")[0] for note in found["notes"]] == (
+        ["bf16 as far as CPU kernels go"] if is_twin else []
+    )
+
+
+def test_choices_and_distributions_are_measured_though_the_graph_gives_only_ids(
+    export: Export, tmp_path: Path
+) -> None:
+    """``hidden`` and ``base_logits`` are no outputs of this graph: they are made visible for it."""
+    done = parity(export(DSPARK, Precision.FP32), "--json")
+    measures = {(one["output"], one["measure"]): one for one in json.loads(done.stdout)["measures"]}
+    assert {output for output, _ in measures} == {"hidden", "base_logits", "logits", "confidence"}
+    for output in ("base_logits", "logits"):
+        assert measures[output, "top-1 agreement"]["seen"] == 1
+        assert 0 <= measures[output, "KL divergence, largest"]["seen"] < 1e-7
+    # every round of draft.onnx, n = block rows that yield drafts; hidden rows only there
+    assert measures["hidden", "cosine, smallest"]["rows"] == 8 * (DSPARK.block_size)
+    assert measures["logits", "cosine, smallest"]["rows"] == 16 * (DSPARK.block_size)
+    assert all(one["same"] for one in measures.values())
 
 
 def test_the_table_names_every_output_once_and_polygraphy_says_nothing(export: Export) -> None:
@@ -87,9 +107,15 @@ def test_the_table_names_every_output_once_and_polygraphy_says_nothing(export: E
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert "fp32, 16 rounds of draft.onnx and draft.flexible.onnx, context up to 60" in lines[0]
-    names = [line.split()[0] for line in lines[2:]]
-    assert names == ["draft_ids", "confidence", "logits", "cache"]
-    assert all(line.endswith("same") for line in lines[2:])
+    assert "past the sliding window of 6" in lines[0]
+    heads = [index for index, line in enumerate(lines) if line.endswith("verdict")]
+    tables = [lines[heads[0] + 1 : heads[1]], lines[heads[1] + 1 :]]
+    names = [line.split()[0] for line in tables[0]]
+    assert names == ["draft_ids", "confidence", "logits", "hidden", "base_logits", "cache"]
+    measured = [line.partition("  ")[0] for line in tables[1]]
+    assert "base_logits: KL divergence, largest" in measured
+    assert measured[-1] == "confidence: error, largest"
+    assert all(line.endswith("same") for table in tables for line in table)
 
 
 def spoil(bundle: Path, copy: Path, change: Callable[[Any], None], *files: str) -> Path:
@@ -139,15 +165,65 @@ def test_nan_in_both_is_no_agreement(export: Export, tmp_path: Path) -> None:
     assert "got nan, expected nan" in done.stdout
 
 
-def test_a_bf16_graph_is_refused_by_name(export: Export, tmp_path: Path) -> None:
-    copy = shutil.copytree(export(DSPARK, Precision.FP32), tmp_path / "bf16")
-    manifest = read_manifest(copy)
-    graph = replace(manifest.graphs["draft"], precision=Precision.BF16)
-    write_manifest(copy, replace(manifest, graphs={"draft": graph}))
-    done = parity(copy)
-    assert done.exit_code == 1
-    assert "ONNX Runtime has no bfloat16 kernels on the CPU" in done.stderr
-    assert "fp32 or fp16" in done.stderr
+def wider_window(model: Any) -> None:
+    """The window of six rows becomes one of sixty, wherever it is counted."""
+    found = [
+        one
+        for one in model.graph.initializer
+        if one.data_type == onnx.TensorProto.INT64 and onnx.numpy_helper.to_array(one).tolist() == 6
+    ]
+    assert found
+    for one in found:
+        one.CopyFrom(onnx.numpy_helper.from_array(np.array(60, np.int64), one.name))
+
+
+def test_a_wrong_sliding_window_is_a_difference(export: Export, tmp_path: Path) -> None:
+    done = parity(spoil(export(DSPARK, Precision.FP32), tmp_path / "wide", wider_window), "--json")
+    assert done.exit_code == 3, done.output
+    rounds = [one for one in json.loads(done.stdout)["rounds"] if one["graph"] == "draft.onnx"]
+    is_wrong = [not all(output["same"] for output in one["outputs"]) for one in rounds]
+    assert is_wrong == [one["context_length"] + one["new_rows"] > 6 for one in rounds]
+    assert True in is_wrong
+    assert False in is_wrong
+
+
+@pytest.mark.parametrize(
+    ("backend", "with_plan", "message", "hint"),
+    [
+        ("tensorrt-rtx", False, "tensorrt-rtx plans of graph 'draft': there is none", "build"),
+        ("tensorrt-rtx", True, "no usable NVIDIA GPU", "onnxruntime backend"),
+    ],
+)
+def test_a_plan_is_not_compared_where_it_cannot_run(
+    export: Export, tmp_path: Path, backend: str, with_plan: bool, message: str, hint: str
+) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    pytest.importorskip("cuda.bindings.runtime")
+    if with_plan and not missing_gpu():
+        pytest.skip("there is a GPU: tests/gpu runs the plan")
+    copy = shutil.copytree(export(DSPARK, Precision.FP32), tmp_path / "planned")
+    if with_plan:
+        manifest = read_manifest(copy)
+        (copy / "plans").mkdir()
+        (copy / "plans" / "draft.plan").write_bytes(b"plan")
+        plan = PlanEntry(
+            file="plans/draft.plan",
+            log="",
+            graph="draft",
+            graph_sha256=manifest.files["draft.onnx"].sha256,
+            backend=backend,
+            backend_version="1",
+            sms=(89,),
+            options={},
+            build_seconds=0.0,
+            peak_rss_bytes=0,
+            size_bytes=4,
+        )
+        write_manifest(copy, replace(manifest, plans={plan.file: plan}))
+    done = parity(copy, "--backend", backend)
+    assert done.exit_code == 1, done.output
+    assert message in done.stderr
+    assert hint in done.stderr
 
 
 def test_a_draft_outside_the_targets_vocabulary_is_a_difference(

@@ -24,13 +24,14 @@ def test_the_cases_are_all_here() -> None:
     assert len(NAMES) == 15
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_graph_and_module_give_the_publishers_answers(name: str) -> None:
+def test_graph_and_module_give_the_publishers_answers() -> None:
+    """The other cases go through tests/parity/test_matrix.py, in every precision."""
+    name = "speculators-dspark-reduced-vocab"
     done = CliRunner().invoke(group, ["validate", "golden", str(CASES / name), "--json"])
     assert done.exit_code == 0, done.output
     (found,) = json.loads(done.stdout)["cases"]
     assert found["verdict"] == "same"
-    assert found["atol"] == (3e-4 if name == "zlab-dflash2" else 1e-4)
+    assert found["atol"] == 1e-4
     graph, module = found["backends"]["onnxruntime"], found["backends"]["pytorch"]
     assert set(graph) == set(module)
     assert {f"r{index}.tokens" for index in range(NUM_ROUNDS)} <= set(graph)

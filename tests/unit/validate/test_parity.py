@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from draftrt.cli import group
 from draftrt.export.load import load_drafter
 from draftrt.spec import DrafterSpec
-from draftrt.validate.parity import Judge, plan_rounds
+from draftrt.validate.judge import Judge
+from draftrt.validate.parity_rounds import plan_rounds, windows_beyond, windows_of
 from draftrt.validate.tolerances import Limit
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter
 
@@ -43,6 +44,15 @@ def test_a_small_cache_gets_the_rounds_that_fit(spec: DrafterSpec) -> None:
         assert all(one.new_rows >= 1 for one in rounds)
         ends = [one.context_length + one.new_rows + spec.block_size for one in rounds]
         assert max(ends) == capacity
+
+
+def test_a_window_that_the_caches_never_reach_past_is_told(tmp_path: Path) -> None:
+    toy = ToyDrafter(kind=Kind.ZLAB_DFLASH, block_size=8, sliding_window=40)
+    windowed = load_drafter(write_drafter(tmp_path / "toy", toy), None).spec
+    assert windows_of(windowed) == (40,)
+    assert windows_beyond(windowed, plan_rounds(windowed, 48, 4)) == (40,)
+    assert windows_beyond(windowed, plan_rounds(windowed, 49, 4)) == ()
+    assert windows_beyond(windowed, plan_rounds(windowed, 100, 4)) == ()
 
 
 def outputs(ids: list[int], *, logit: float = 0.0) -> dict[str, NDArray[Any]]:

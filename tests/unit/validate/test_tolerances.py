@@ -6,7 +6,8 @@ import pytest
 
 from draftrt.errors import BackendError
 from draftrt.spec import Precision
-from draftrt.validate.tolerances import IDS, LIMITS, golden_limit, limit_of
+from draftrt.validate.subjects import BACKENDS
+from draftrt.validate.tolerances import IDS, LIMITS, LOGITS, VALUES, golden_limit, limit_of
 
 
 def test_every_limit_has_a_reason() -> None:
@@ -20,6 +21,25 @@ def test_float32_ids_must_all_agree() -> None:
         assert (limit.agreement, limit.atol, limit.rtol) == (1.0, 0.0, 0.0)
 
 
+def test_every_backend_and_precision_has_a_limit_for_every_output() -> None:
+    for backend in BACKENDS:
+        for precision in Precision:
+            for name in (*IDS, *VALUES):
+                limit = limit_of(backend, precision, name)
+                assert limit.agreement > 0.7
+                assert (limit.atol > 0) is (name in VALUES)
+
+
+def test_what_can_be_measured_of_logits_has_a_limit_everywhere() -> None:
+    for (_, _, name), limit in LIMITS.items():
+        if name in LOGITS:
+            assert 0.75 < limit.overlap < 1
+            assert limit.divergence <= 0.2
+        if name in ("hidden", *LOGITS):
+            assert 0.98 < limit.cosine < 1
+            assert limit.norm <= 0.1
+
+
 def test_caches_share_one_entry() -> None:
     found = {limit_of("onnxruntime", Precision.FP16, f"present_{x}_3") for x in ("key", "value")}
     assert found == {LIMITS["onnxruntime", Precision.FP16, "cache"]}
@@ -28,8 +48,7 @@ def test_caches_share_one_entry() -> None:
 @pytest.mark.parametrize(
     ("backend", "precision", "output"),
     [
-        ("onnxruntime", Precision.BF16, "draft_ids"),
-        ("tensorrt", Precision.FP32, "logits"),
+        ("tensorflow", Precision.FP32, "logits"),
         ("onnxruntime", Precision.FP32, "surprise"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftrt.validate.records import RecordError
+from draftrt.validate.record_files import RecordError
 from draftrt.validate.trajectory_records import Ending, read_trajectories
 
 Write = Callable[[Any], Path]

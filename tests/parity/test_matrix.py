@@ -1,0 +1,121 @@
+"""Every golden case and both shipped pairs on ONNX Runtime, in all three precisions.
+
+Families, heads, masks and RoPE forms are those of the cases.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from draftrt.cli import group
+from draftrt.spec import Precision
+from draftrt.validate.compare import Finding
+from draftrt.validate.matrix import MatrixRow, Settings, Source, check_source
+from draftrt.validate.record import RecordOptions, record_case
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("polygraphy")
+pytestmark = pytest.mark.parity
+
+TESTS = Path(__file__).resolve().parent.parent
+CASES = TESTS / "golden"
+ASSETS = TESTS / "assets"
+NAMES = sorted(path.parent.name for path in CASES.glob("*/case.json"))
+LEAST_RECORDED = {Precision.FP32: 1.0, Precision.FP16: 0.9, Precision.BF16: 0.8}
+
+
+def matrix(*arguments: object) -> Result:
+    return CliRunner().invoke(group, ["validate", "matrix", *map(str, arguments)])
+
+
+def check_rows(rows: list[MatrixRow]) -> None:
+    assert [row.precision for row in rows] == list(Precision)
+    for row in rows:
+        assert row.error is None, row.error
+        assert row.parity is not None
+        assert row.verdict == "same", [one for one in row.parity.measures if not one]
+        assert row.parity.precision is row.precision
+        longest = max(one.context_length + one.new_rows for one in row.parity.rounds)
+        assert all(longest > window for window in row.parity.windows)
+        assert {one.graph for one in row.parity.rounds} == {"draft.onnx", "draft.flexible.onnx"}
+        measured = {(one.output, one.name) for one in row.parity.measures}
+        assert {("logits", "KL divergence, largest"), ("hidden", "cosine, smallest")} <= measured
+        assert bool(row.parity.shares) is (row.precision is Precision.FP16)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_drafter_is_the_same_in_every_precision(name: str) -> None:
+    rows = check_source(Source(draft=CASES / name), Settings())
+    check_rows(rows)
+    for row in rows:
+        assert row.record
+        if row.precision is Precision.FP32:
+            assert {f"r{index}.tokens" for index in range(4)} <= set(row.record)
+            assert {f"r{index}.logits" for index in range(4)} <= set(row.record)
+            continue
+        ids = row.record["draft_ids"]
+        assert isinstance(ids, Finding)
+        assert ids.num_equal >= LEAST_RECORDED[row.precision] * ids.num_compared > 0
+
+
+def test_a_shipped_drafter_is_the_same_in_every_precision() -> None:
+    source = Source(draft=ASSETS / "tiny-dflash", target=ASSETS / "tiny-target")
+    check_rows(check_source(source, Settings()))
+
+
+def test_a_drafter_recorded_over_a_real_text_is_the_same_in_every_precision(tmp_path: Path) -> None:
+    """Features of the target itself, anchors of its own decoding."""
+    pytest.importorskip("transformers")
+    options = RecordOptions(prompt="A song of 20 green bags:", num_rounds=6)
+    target = ASSETS / "tiny-target"
+    case = record_case(ASSETS / "tiny-dspark", target, tmp_path / "case", options)
+    rows = check_source(Source(draft=case), Settings())
+    check_rows(rows)
+    record = rows[0].record
+    assert record
+    assert {f"r{index}.tokens" for index in range(6)} <= set(record)
+    assert {f"r{index}.confidence" for index in range(6)} <= set(record)
+
+
+def test_the_cases_bring_windows_causal_layers_and_every_head() -> None:
+    """What makes the matrix one; a case that goes must be replaced."""
+    from draftrt.export.load import load_drafter
+
+    specs = [load_drafter(CASES / name / "draft", None).spec for name in NAMES]
+    assert {spec.family.value for spec in specs} == {"dflash", "dflash2", "dspark"}
+    assert {spec.backbone.value for spec in specs} == {"qwen3", "gemma4"}
+    heads = {spec.markov.type for spec in specs if spec.markov is not None}
+    assert heads == {"vanilla", "gated", "rnn"}
+    assert {spec.rope.layout.value for spec in specs} == {"neox", "interleaved"}
+    assert {spec.rope.type for spec in specs} >= {"default", "yarn"}
+    rules = {(rule.is_causal, rule.window is not None) for spec in specs for rule in spec.layers}
+    assert rules >= {(True, True), (False, True), (False, False)}
+    assert any(spec.num_padded_rows for spec in specs)
+    assert {spec.vocab_map.value for spec in specs} >= {"identity", "offset"}
+
+
+def test_a_folder_that_is_no_case_is_told_and_stops_no_other(tmp_path: Path) -> None:
+    done = matrix(tmp_path, tmp_path / "absent", "--precision", "fp32", "--json")
+    assert done.exit_code == 1
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["verdict"] for row in rows] == ["unchecked", "unchecked"]
+    assert all("no golden case there" in row["error"] for row in rows)
+    assert "2 of 2 comparisons could not be made" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to check"),
+        (["--draft", "somewhere"], "--draft needs --target"),
+        (["somewhere", "--precision", "fp8"], "'fp8' is not one of"),
+    ],
+)
+def test_wrong_usage_is_told(arguments: list[str], message: str) -> None:
+    done = matrix(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr

@@ -1,0 +1,217 @@
+"""Every drafter in every precision on ONNX Runtime: against its module, and against its record.
+
+Each graph is exported as `draftrt export` does it. Drafters are independent of each other and can
+be shared out among processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from draftrt.bundle import Bundle, Manifest, hash_files, write_manifest
+from draftrt.errors import DraftrtError
+from draftrt.provenance import command_line, now, tool_versions
+from draftrt.spec import Precision
+from draftrt.validate.compare import Finding
+from draftrt.validate.golden_rounds import check_width, compare_case, compare_rounded, context_of
+from draftrt.validate.parity import ParityReport, check_parity
+from draftrt.validate.parity_rounds import DEFAULT_ROUNDS
+from draftrt.validate.records import GoldenCase, read_case
+from draftrt.validate.tolerances import golden_limit
+from draftrt.validate.verdicts import Measure
+
+if TYPE_CHECKING:
+    from draftrt.export.load import LoadedDrafter
+
+DEFAULT_CONTEXT = 96
+PRECISIONS = tuple(Precision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One drafter of the matrix.
+
+    Attributes:
+        draft: a golden case, or with ``target`` a drafter checkpoint.
+        target: the target's checkpoint; None for a golden case.
+    """
+
+    draft: Path
+    target: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.draft.resolve().name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixRow:
+    """One drafter in one precision.
+
+    Attributes:
+        name: the drafter.
+        precision: element type of weights and caches.
+        parity: the graph against its module; None where it could not be checked.
+        record: the graph against the recorded answers, by name; empty without a record.
+        seconds: wall time, the export included.
+        error: why it could not be checked; None when it was.
+    """
+
+    name: str
+    precision: Precision
+    parity: ParityReport | None = None
+    record: dict[str, Finding | Measure] | None = None
+    seconds: float = 0.0
+    error: DraftrtError | None = None
+
+    @property
+    def verdict(self) -> str:
+        """``same``, ``different`` or ``unchecked``."""
+        if self.error is not None or self.parity is None:
+            return "unchecked"
+        return "same" if self.parity.is_same and all((self.record or {}).values()) else "different"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the matrix is checked.
+
+    Attributes:
+        precisions: columns.
+        num_rounds: rounds of each of the two sequences of a parity check.
+        max_context: rows of the caches; a drafter with a longer record gets as many as that takes.
+    """
+
+    precisions: tuple[Precision, ...] = PRECISIONS
+    num_rounds: int = DEFAULT_ROUNDS
+    max_context: int = DEFAULT_CONTEXT
+
+
+def check_matrix(
+    sources: Sequence[Source],
+    settings: Settings,
+    *,
+    jobs: int = 1,
+    report: Callable[[str], None] = lambda line: None,
+) -> Iterator[MatrixRow]:
+    """Check drafters; one that cannot be checked does not stop the others.
+
+    Args:
+        sources: the drafters.
+        settings: see `Settings`.
+        jobs: processes that share them.
+        report: gets one line a step; nothing from other processes.
+
+    Yields:
+        One row for each drafter and precision, in their order.
+    """
+    if jobs <= 1:
+        for source in sources:
+            yield from check_source(source, settings, report)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
+        for rows in pool.map(check_source, sources, [settings] * len(sources)):
+            yield from rows
+
+
+def check_source(
+    source: Source, settings: Settings, report: Callable[[str], None] = lambda line: None
+) -> list[MatrixRow]:
+    """Check one drafter in every precision."""
+    try:
+        loaded, case = _load(source)
+        context = settings.max_context
+        if case is not None:
+            check_width(case, loaded.spec)
+            context = max(context, context_of(case, loaded.spec))
+    except DraftrtError as error:
+        return [
+            MatrixRow(name=source.name, precision=precision, error=error)
+            for precision in settings.precisions
+        ]
+    rows = []
+    for precision in settings.precisions:
+        report(f"{source.name}: {precision.value}")
+        started = perf_counter()
+        try:
+            with tempfile.TemporaryDirectory(prefix="draftrt-matrix-") as name:
+                bundle = _export(loaded, Path(name), precision, context)
+                parity = check_parity(bundle.path, num_rounds=settings.num_rounds)
+                record = None if case is None else _against_record(case, bundle)
+            row = MatrixRow(
+                name=source.name,
+                precision=precision,
+                parity=parity,
+                record=record,
+                seconds=perf_counter() - started,
+            )
+        except DraftrtError as error:
+            row = MatrixRow(name=source.name, precision=precision, error=error)
+        rows.append(row)
+    return rows
+
+
+def _load(source: Source) -> tuple[LoadedDrafter, GoldenCase | None]:
+    from draftrt.export.load import load_drafter
+    from draftrt.export.target import read_target
+    from draftrt.validate.golden import case_target
+
+    if source.target is not None:
+        return load_drafter(source.draft, read_target(source.target)), None
+    case = read_case(source.draft)
+    return load_drafter(case.draft, case_target(case)), case
+
+
+def _export(loaded: LoadedDrafter, folder: Path, precision: Precision, context: int) -> Bundle:
+    """Write a bundle of the draft graph alone, with every output: no target, no tokenizer."""
+    from draftrt.export.drafter import EXTRA_OUTPUTS
+    from draftrt.export.pipeline import ExportOptions, write_draft_graph
+
+    assert loaded.target is not None
+    options = ExportOptions(precision=precision, max_context=context, extra_outputs=EXTRA_OUTPUTS)
+    entry = write_draft_graph(loaded, folder, options, lambda line: None)
+    manifest = Manifest(
+        drafter=loaded.spec,
+        target=loaded.target.spec,
+        graphs={"draft": entry},
+        files=hash_files(folder),
+        inputs={},
+        tools=tool_versions(),
+        command=command_line(),
+        created=now(),
+    )
+    write_manifest(folder, manifest)
+    return Bundle.open(folder)
+
+
+def _against_record(case: GoldenCase, bundle: Bundle) -> dict[str, Finding | Measure]:
+    """Draft the recorded rounds with the graph as the runtime runs it."""
+    from draftrt.export.check import write_float32_twin
+    from draftrt.runtime.drafter import Drafter
+    from draftrt.runtime.ort import OrtSession
+    from draftrt.validate.subjects import run_signature
+
+    entry, spec = bundle.graph("draft"), bundle.drafter()
+    path = bundle.file(entry.file)
+    if entry.precision is Precision.BF16:
+        path = path.with_name("twin.onnx")
+        write_float32_twin(bundle.file(entry.file), path)
+    with OrtSession(path, run_signature(entry)) as session:
+        draft = Drafter(spec, session).draft
+        if entry.precision is Precision.FP32:
+            limit = golden_limit(case.name, case.tolerance)
+            return dict(compare_case(case, draft, spec, limit))
+        found = compare_rounded(case, draft, spec, entry.precision)
+        return {
+            f"{one.output} {one.name}" if isinstance(one, Measure) else one.output: one
+            for one in found
+        }

@@ -1,0 +1,77 @@
+"""``draftrt validate matrix``: drafters times precisions, one table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("cases", metavar="[CASE_DIR]...", nargs=-1, type=FOLDER)
+@click.option("--draft", "drafts", multiple=True, type=FOLDER, help="Drafter checkpoint; repeat.")
+@click.option("--target", type=FOLDER, help="Target checkpoint of every --draft.")
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    help="Element type of the graphs; repeat.  [default: all three]",
+)
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
+@click.option(
+    "--rounds",
+    "num_rounds",
+    type=click.IntRange(min=4),
+    default=4,
+    show_default=True,
+    help="Rounds of the short and of the long sequence each.",
+)
+@click.option(
+    "--max-context",
+    type=click.IntRange(min=8),
+    default=96,
+    show_default=True,
+    help="Rows of the caches; choose more than the longest sliding window.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
+def matrix(
+    cases: tuple[Path, ...],
+    drafts: tuple[Path, ...],
+    target: Path | None,
+    precisions: tuple[str, ...],
+    jobs: int,
+    num_rounds: int,
+    max_context: int,
+    is_json: bool,
+) -> None:
+    """Check golden cases and drafters in several precisions on ONNX Runtime.
+
+    Every graph is exported, and compared with its PyTorch module; that of a golden case
+    (docs/records.md) with the recorded answers too.
+    """
+    from draftrt.spec import Precision
+    from draftrt.validate.matrix import Settings, Source, check_matrix
+    from draftrt.validate.matrix_report import as_json, as_text, failure
+
+    if not cases and not drafts:
+        raise click.UsageError("nothing to check: give CASE_DIR..., or --draft with --target")
+    if drafts and target is None:
+        raise click.UsageError("--draft needs --target")
+    sources = [Source(draft=case) for case in cases]
+    sources += [Source(draft=draft, target=target) for draft in drafts]
+    settings = Settings(
+        precisions=tuple(map(Precision, precisions)) or tuple(Precision),
+        num_rounds=num_rounds,
+        max_context=max_context,
+    )
+    rows = []
+    for row in check_matrix(sources, settings, jobs=jobs):
+        click.echo(f"{row.name} {row.precision.value}: {row.verdict}", err=True)
+        rows.append(row)
+    click.echo(json.dumps(as_json(rows), indent=1) if is_json else "\n".join(as_text(rows)))
+    if (error := failure(rows)) is not None:
+        raise error

@@ -1,0 +1,96 @@
+"""``draftrt validate record`` and ``record-trajectories``: what a drafter does, into files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("draft", type=FOLDER)
+@click.option("--target", required=True, type=FOLDER, help="Target checkpoint.")
+@click.option("-o", "--out", required=True, type=FOLDER, help="Folder of the case to make.")
+@click.option(
+    "--prompt",
+    help="Text that the target decodes, in transformers: features and anchors are its own.  "
+    "[default: they are drawn, and the target does not run]",
+)
+@click.option(
+    "--rounds",
+    "num_rounds",
+    type=click.IntRange(1, 1000),
+    default=4,
+    show_default=True,
+    help="Rounds of the one sequence.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["auto", "copy", "hash"]),
+    default="auto",
+    show_default=True,
+    help="Store checkpoint and borrowed tables in the case, or only their hashes; auto: up to "
+    "64 MB are stored.",
+)
+@click.option("--about", default="", help="What the case is for, in words.")
+def record(
+    draft: Path,
+    target: Path,
+    out: Path,
+    prompt: str | None,
+    num_rounds: int,
+    weights: str,
+    about: str,
+) -> None:
+    """Write a golden case from DRAFT, computed by its PyTorch module (docs/records.md).
+
+    `draftrt validate golden` and `draftrt validate matrix` check it on any machine.
+    """
+    from draftrt.validate.record import RecordOptions, record_case
+
+    options = RecordOptions(prompt=prompt, num_rounds=num_rounds, weights=weights, about=about)
+    record_case(draft, target, out, options, lambda line: click.echo(line, err=True))
+
+
+@click.command("record-trajectories")
+@click.argument("draft", type=FOLDER)
+@click.option("--target", required=True, type=FOLDER, help="Target checkpoint, with tokenizer.")
+@click.option("-o", "--out", required=True, type=FOLDER, help="JSON file to write.")
+@click.option("--prompts", required=True, type=FOLDER, help="File with a prompt a line.")
+@click.option(
+    "--num-prompts", type=click.IntRange(1), default=8, show_default=True, help="Take the first N."
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(2), default=96, show_default=True, help="Of each prompt."
+)
+@click.option(
+    "--threshold",
+    "thresholds",
+    multiple=True,
+    type=click.FloatRange(0, 1),
+    help="Confidence threshold; repeat, and every prompt is decoded with each.  [default: 0]",
+)
+def record_trajectories(
+    draft: Path,
+    target: Path,
+    out: Path,
+    prompts: Path,
+    num_prompts: int,
+    max_tokens: int,
+    thresholds: tuple[float, ...],
+) -> None:
+    """Decode prompts with DRAFT in PyTorch and its target in transformers, and write every round.
+
+    `draftrt validate trajectories` replays the file through exported graphs.
+    """
+    from draftrt.runtime.bench_prompts import read_prompts
+    from draftrt.validate.record_trajectories import TrajectoryOptions, record_trajectories
+
+    options = TrajectoryOptions(
+        prompts=read_prompts(prompts, num_prompts),
+        max_tokens=max_tokens,
+        thresholds=thresholds or (0.0,),
+    )
+    record_trajectories(draft, target, out, options, lambda line: click.echo(line, err=True))

@@ -1,0 +1,117 @@
+"""Trajectories written from a pair on the machine that has it (docs/records.md).
+
+The drafter is its PyTorch module and the target runs in transformers, both in float32, so that a
+replay through exported graphs compares two different ways to compute.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftrt.bundle import write_atomically
+from draftrt.provenance import command_line, now, tool_versions
+from draftrt.runtime.options import DecodeOptions
+from draftrt.validate.module_session import ModuleSession
+from draftrt.validate.record_files import RecordError
+from draftrt.validate.trajectory_records import VERSION
+
+if TYPE_CHECKING:
+    from draftrt.runtime.decode import Decoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryOptions:
+    """What to record.
+
+    Attributes:
+        prompts: texts, no chat template.
+        max_tokens: new tokens of each.
+        thresholds: confidence thresholds; every prompt is decoded with each.
+    """
+
+    prompts: Sequence[str]
+    max_tokens: int = 96
+    thresholds: tuple[float, ...] = (0.0,)
+
+
+def record_trajectories(
+    draft: Path,
+    target: Path,
+    out: Path,
+    options: TrajectoryOptions,
+    report: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Decode prompts greedily, without stop tokens, and write what every round did.
+
+    Args:
+        draft: drafter checkpoint.
+        target: target checkpoint with tokenizer.
+        out: the JSON file to write.
+        options: see `TrajectoryOptions`.
+        report: gets one line a row.
+
+    Raises:
+        RecordError: ``out`` exists.
+        DraftrtError: the pair cannot be read, does not fit, or cannot be run; a threshold without a
+            confidence head.
+    """
+    from draftrt.export.load import load_drafter
+    from draftrt.export.target import read_target
+    from draftrt.runtime.decode import Decoder
+    from draftrt.runtime.drafter import Drafter
+    from draftrt.runtime.hf_target import HfTarget
+    from draftrt.runtime.text import load_tokenizer
+
+    if out.exists():
+        raise RecordError(f"{out} exists", hint="choose another -o file; records are not replaced")
+    loaded = load_drafter(draft, read_target(target))
+    tokenizer = load_tokenizer(target)
+    prompts = [(text, list(tokenizer.encode(text).ids)) for text in options.prompts]
+    longest = max(len(ids) for _, ids in prompts)
+    rows = []
+    with ModuleSession(loaded, longest + options.max_tokens + loaded.spec.block_size) as session:
+        model = HfTarget(target, loaded.spec.target_layer_ids)
+        pair = (Decoder(model, Drafter(loaded.spec, session)), Decoder(model))
+        for threshold in options.thresholds:
+            for text, ids in prompts:
+                wanted = DecodeOptions(
+                    max_tokens=options.max_tokens,
+                    stop_ids=frozenset(),
+                    confidence_threshold=threshold,
+                )
+                rows.append(_row(text, ids, wanted, *pair))
+                report(f"row {len(rows) - 1}: {len(rows[-1]['acceptance_lengths'])} rounds")
+        model.close()
+    content = {
+        "version": VERSION,
+        "reference": "draftrt's loop, drafter in PyTorch, target in transformers, float32",
+        "command": command_line(),
+        "created": now(),
+        "tools": tool_versions(),
+        "rows": rows,
+    }
+    write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
+    return out
+
+
+def _row(
+    text: str, ids: list[int], options: DecodeOptions, drafted: Decoder, plain: Decoder
+) -> dict[str, Any]:
+    rounds = list(drafted.decode(ids, options))
+    output = [token for one in rounds for token in one.token_ids]
+    own = [token for one in plain.decode(ids, options) for token in one.token_ids]
+    accepted = [one.num_accepted for one in rounds[1:]]
+    return {
+        "prompt": text,
+        "prompt_ids": ids,
+        "output_ids": output,
+        "confidence_threshold": options.confidence_threshold,
+        "target_greedy_equal": output == own,
+        "acceptance_lengths": [count + 1 for count in accepted],
+        "proposal_lengths": [one.num_verified for one in rounds[1:]],
+        "accepted_draft_lengths": accepted,
+    }
