@@ -14,8 +14,10 @@ from click.testing import CliRunner, Result
 from draftrt.cli import group
 from draftrt.spec import Precision
 from draftrt.validate.compare import Finding
+from draftrt.validate.golden import case_target
 from draftrt.validate.matrix import MatrixRow, Settings, Source, check_source
 from draftrt.validate.record import RecordOptions, record_case
+from draftrt.validate.records import read_case
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")
@@ -85,7 +87,8 @@ def test_the_cases_bring_windows_causal_layers_and_every_head() -> None:
     """What makes the matrix one; a case that goes must be replaced."""
     from draftrt.export.load import load_drafter
 
-    specs = [load_drafter(CASES / name / "draft", None).spec for name in NAMES]
+    cases = [read_case(CASES / name) for name in NAMES]
+    specs = [load_drafter(case.draft, case_target(case)).spec for case in cases]
     assert {spec.family.value for spec in specs} == {"dflash", "dflash2", "dspark"}
     assert {spec.backbone.value for spec in specs} == {"qwen3", "gemma4"}
     heads = {spec.markov.type for spec in specs if spec.markov is not None}
