@@ -32,6 +32,7 @@ COMMANDS = {
         "validate",
         "Check parity, golden cases, trajectories.",
     ),
+    "report": ("draftrt.validate.report_command", "report", "Write one HTML file about a bundle."),
     "engine": ("draftrt.validate.engine_command", "engine", "Export, build, check and try a pair."),
 }
 

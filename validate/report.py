@@ -1,0 +1,137 @@
+"""What a report of a bundle says: the same sections for HTML and Markdown, the same data as JSON.
+
+Each part comes from the bundle's manifest, from a parity check, or from the JSON that ``draftrt
+bench`` wrote, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftrt.bundle import MANIFEST, Bundle, sha256_of
+from draftrt.codec import to_json
+from draftrt.errors import BundleError
+from draftrt.provenance import command_line, now, tool_versions
+from draftrt.validate.record_files import read_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything a report is made from.
+
+    Attributes:
+        bundle: the bundle, its hashes verified.
+        parity: data of a parity check, as ``draftrt validate parity --json`` prints it; None
+            without one.
+        bench: data of a bench, as ``draftrt bench --json`` writes it; None without one.
+        sources: where ``parity`` and ``bench`` come from, in words.
+        command: command line that made the report.
+        created: UTC time.
+        tools: package to version, of the machine that made the report.
+    """
+
+    bundle: Bundle
+    parity: Mapping[str, Any] | None
+    bench: Mapping[str, Any] | None
+    sources: Mapping[str, str]
+    command: str
+    created: str
+    tools: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Name of the bundle's folder."""
+        return self.bundle.path.resolve().name
+
+    @property
+    def verdict(self) -> str:
+        """``same``, ``different`` or ``not checked``."""
+        if self.parity is None:
+            return "not checked"
+        return "same" if self.parity["same"] else "different"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON data."""
+        return {
+            "format": "draftrt-report",
+            "version": 1,
+            "bundle": self.name,
+            "verdict": self.verdict,
+            "parity": self.parity,
+            "bench": self.bench,
+            "sources": dict(self.sources),
+            "manifest": to_json(self.bundle.manifest),
+            "manifest_sha256": sha256_of(self.bundle.path / MANIFEST),
+            "command": self.command,
+            "created": self.created,
+            "tools": dict(self.tools),
+        }
+
+
+def make_report(
+    path: Path,
+    *,
+    parity: Path | None = None,
+    bench: Path | None = None,
+    with_parity: bool = True,
+) -> Report:
+    """Collect what there is to say about a bundle.
+
+    Args:
+        path: the bundle.
+        parity: JSON of a parity check that was made already; None: it is made now.
+        bench: JSON of a bench; None: the report has no acceptance and no times.
+        with_parity: whether a parity check that was not made already is made.
+
+    Raises:
+        BundleError: no bundle there, its files changed, or a JSON file is of another bundle.
+        RecordError: a JSON file cannot be read.
+        BackendError: a package for the parity check is missing.
+    """
+    bundle = Bundle.open(path)
+    bundle.verify_hashes()
+    sources = {}
+    found: Mapping[str, Any] | None = None
+    if parity is not None:
+        found = _read(parity, bundle, ("same", "rounds", "measures", "limits"))
+        sources["parity"] = f"{parity.name}, by draftrt validate parity --json"
+    elif with_parity:
+        from draftrt.validate.parity import check_parity
+        from draftrt.validate.parity_report import as_json
+
+        found = as_json(check_parity(path))
+        sources["parity"] = "made for this report"
+    timed = None
+    if bench is not None:
+        timed = _read(bench, bundle, ("systems", "costs", "processor"))
+        sources["bench"] = f"{bench.name}, by draftrt bench --json"
+    return Report(
+        bundle=bundle,
+        parity=found,
+        bench=timed,
+        sources=sources,
+        command=command_line(),
+        created=now(),
+        tools=tool_versions(),
+    )
+
+
+def _read(path: Path, bundle: Bundle, keys: tuple[str, ...]) -> Mapping[str, Any]:
+    data = read_json(path)
+    missing = [key for key in ("bundle", *keys) if not isinstance(data, dict) or key not in data]
+    if missing:
+        raise BundleError(
+            f"{path}: got JSON without {', '.join(missing)}, expected what `draftrt validate "
+            "parity --json` or `draftrt bench --json` writes",
+        )
+    name, expected = Path(str(data["bundle"])).name, bundle.path.resolve().name
+    if name != expected:
+        raise BundleError(
+            f"{path}: is about bundle {name}, expected {expected}",
+            hint="measure this bundle, or report on that one",
+        )
+    found: Mapping[str, Any] = data
+    return found

@@ -1,0 +1,61 @@
+"""``draftrt report``: what is known about a bundle, in one file to pass on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("bundle", type=FILE)
+@click.option("-o", "--out", required=True, type=FILE, help="HTML file to write.")
+@click.option("--markdown", type=FILE, help="Write the same as Markdown.")
+@click.option("--json", "json_file", type=FILE, help="Write everything as JSON.")
+@click.option(
+    "--parity",
+    type=FILE,
+    help="JSON of `draftrt validate parity --json`.  [default: the check is made now]",
+)
+@click.option(
+    "--no-parity", is_flag=True, help="Leave the parity check out; needs no PyTorch then."
+)
+@click.option("--bench", type=FILE, help="JSON of `draftrt bench --json`: acceptance and times.")
+def report(
+    bundle: Path,
+    out: Path,
+    markdown: Path | None,
+    json_file: Path | None,
+    parity: Path | None,
+    no_parity: bool,
+    bench: Path | None,
+) -> None:
+    """Write one HTML file about BUNDLE: parity, acceptance, times, facts, provenance.
+
+    Exit status: 0 written, 3 written and the parity check differs, 1 could not be made.
+    """
+    from draftrt.bundle import write_atomically
+    from draftrt.errors import ParityError
+    from draftrt.validate.report import make_report
+    from draftrt.validate.report_html import to_html
+    from draftrt.validate.report_markdown import to_markdown
+
+    if parity is not None and no_parity:
+        raise click.UsageError("--parity and --no-parity exclude each other")
+    found = make_report(bundle, parity=parity, bench=bench, with_parity=not no_parity)
+    texts = {out: to_html(found)}
+    if markdown is not None:
+        texts[markdown] = to_markdown(found)
+    if json_file is not None:
+        texts[json_file] = json.dumps(found.to_json(), indent=1) + "\n"
+    for path in texts:
+        if not path.parent.is_dir():
+            raise click.UsageError(f"{path}: no such folder: {path.parent}")
+    for path, text in texts.items():
+        write_atomically(path, text.encode())
+        click.echo(f"report: {path}", err=True)
+    if found.verdict == "different":
+        raise ParityError(f"{bundle}: the graph and pytorch differ", hint=f"see {out}")

@@ -1,0 +1,139 @@
+"""Small plots as inline SVG: bars, a split bar, lines. Colours are those of the page's theme.
+
+Every text is escaped here. Sizes are in the units of a view box that the page scales to its width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+WIDTH, HEIGHT = 340, 210
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 16, 38
+HEADROOM = 1.35  # above the highest line, for the names of the lines
+COLOURS = ("c1", "c2", "c3")  # classes of the style sheet
+
+
+def bars(
+    label: str, values: Sequence[float], names: Sequence[str], *, axis: str, most: float
+) -> str:
+    """Return one bar a value, from zero to ``most``.
+
+    Args:
+        label: what the plot shows, for readers who cannot see it.
+        values: heights; NaN and what is beyond the axis are drawn to its ends.
+        names: what stands below each bar.
+        axis: what stands below the names.
+        most: upper end of the axis.
+    """
+    parts = _grid(most, axis)
+    step = (WIDTH - LEFT - RIGHT) / max(len(values), 1)
+    for index, (value, name) in enumerate(zip(values, names, strict=True)):
+        share = min(max(value / most, 0.0), 1.0) if value == value and most else 0.0
+        height = share * (HEIGHT - TOP - BOTTOM)
+        x = LEFT + index * step + 0.15 * step
+        y = HEIGHT - BOTTOM - height
+        parts.append(
+            f'<rect class="c1" x="{x:.1f}" y="{y:.1f}" width="{0.7 * step:.1f}" '
+            f'height="{height:.1f}" rx="2"><title>{escape(name)}: {value:.3g}</title></rect>'
+        )
+        middle = x + 0.35 * step
+        parts.append(_text(middle, HEIGHT - BOTTOM + 15, name, anchor="middle"))
+        parts.append(_text(middle, y - 4, f"{value:.2f}", anchor="middle", kind="value"))
+    return _svg(label, parts)
+
+
+def split(label: str, parts_of: Mapping[str, float], *, unit: str) -> str:
+    """Return one bar divided into parts, each with its figure and share.
+
+    Args:
+        label: what the plot shows.
+        parts_of: name to size, at most three.
+        unit: of the sizes.
+    """
+    whole = sum(parts_of.values())
+    x, width = 4.0, WIDTH - 8.0
+    parts: list[str] = []
+    for index, (name, size) in enumerate(parts_of.items()):
+        share = size / whole if whole else 0.0
+        colour = COLOURS[index % len(COLOURS)]
+        parts.append(
+            f'<rect class="{colour}" x="{x:.1f}" y="8" width="{max(share * width, 0.5):.1f}" '
+            f'height="46" rx="2"><title>{escape(name)}</title></rect>'
+        )
+        line = 84 + 26 * index
+        parts.append(
+            f'<rect class="{colour}" x="4" y="{line - 12}" width="14" height="14" rx="2"/>'
+        )
+        told = f"{name}  {size:.3g} {unit}, {share:.1%}"
+        parts.append(_text(26, line, told, kind="legend"))
+        x += share * width
+    return _svg(label, parts, height=84 + 26 * len(parts_of))
+
+
+def lines(
+    label: str,
+    series: Mapping[str, Mapping[int, float]],
+    *,
+    axis: str,
+    unit: str,
+) -> str:
+    """Return a line a series over whole numbers, from zero up.
+
+    Args:
+        label: what the plot shows.
+        series: name to points, x to y.
+        axis: what x is.
+        unit: of y.
+    """
+    points = [(x, y) for one in series.values() for x, y in one.items()]
+    most = HEADROOM * max((y for _, y in points), default=1.0) or 1.0
+    far = max((x for x, _ in points), default=1)
+    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    parts = _grid(most, axis)
+    for count in sorted({count for count, _ in points}):
+        place = LEFT + width * count / far
+        parts.append(_text(place, HEIGHT - BOTTOM + 15, str(count), anchor="middle"))
+    for index, (name, one) in enumerate(series.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        places = [(LEFT + width * x / far, TOP + height * (1 - y / most)) for x, y in one.items()]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline class="line {colour}" points="{path}"/>')
+        for (x, y), (rows, value) in zip(places, one.items(), strict=True):
+            told = f"{name}, {rows}: {value:.3g} {unit}"
+            parts.append(
+                f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
+                f"<title>{escape(told)}</title></circle>"
+            )
+        parts.append(
+            f'<rect class="{colour}" x="{LEFT + 10}" y="{TOP + 4 + 20 * index}" width="12" '
+            'height="12" rx="2"/>'
+        )
+        parts.append(_text(LEFT + 28, TOP + 15 + 20 * index, name, kind="legend"))
+    return _svg(label, parts)
+
+
+def _grid(most: float, axis: str) -> list[str]:
+    parts = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - share)
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>'
+        )
+        parts.append(_text(LEFT - 6, y + 4, f"{share * most:.3g}", anchor="end"))
+    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
+    return [*parts, _text(middle, HEIGHT - 6, axis, anchor="middle")]
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", kind: str = "tick") -> str:
+    return (
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    )
+
+
+def _svg(label: str, parts: Sequence[str], height: float = HEIGHT) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">'
+        + "".join(parts)
+        + "</svg>"
+    )
