@@ -19,10 +19,12 @@ from types import MappingProxyType
 
 from draftrt.codec import from_json, to_json
 from draftrt.errors import BundleError
-from draftrt.manifest import FileEntry, GraphEntry, Manifest, PlanEntry
+from draftrt.linked import FOLDER as LINKED
+from draftrt.linked import link_problem
+from draftrt.manifest import FileEntry, GraphEntry, LinkEntry, Manifest, PlanEntry
 from draftrt.spec import DrafterSpec
 
-__all__ = ["Bundle", "FileEntry", "GraphEntry", "Manifest", "PlanEntry"]
+__all__ = ["Bundle", "FileEntry", "GraphEntry", "LinkEntry", "Manifest", "PlanEntry"]
 
 MANIFEST = "manifest.json"
 FORMAT = "draftrt-bundle"
@@ -45,10 +47,11 @@ class Bundle:
     def open(cls, path: Path | str) -> Bundle:
         """Read the manifest and check that every file it lists exists with its size.
 
-        A plan that was deleted counts as not built.
+        Of linked files samples are compared too. A plan that was deleted counts as not built.
 
         Raises:
-            BundleError: no bundle there, another format version, or files missing or resized.
+            BundleError: no bundle there, another format version, or files missing, resized or, of
+                linked ones, of other content.
         """
         folder = Path(path)
         manifest = read_manifest(folder)
@@ -62,6 +65,13 @@ class Bundle:
             raise BundleError(
                 f"{folder}: " + "; ".join(problems),
                 hint="the bundle was changed after it was written; export it again",
+            )
+        changed = [link_problem(folder / name, e) for name, e in manifest.links.items()]
+        if any(changed):
+            raise BundleError(
+                f"{folder}: " + "; ".join(problem for problem in changed if problem),
+                hint="the checkpoint was changed; restore it, or export it again "
+                "(--weights copy makes a bundle that stands alone)",
             )
         return bundle
 
@@ -93,8 +103,28 @@ class Bundle:
             )
         return self.manifest.drafter
 
+    def weights_sha256(self, graph: GraphEntry) -> str:
+        """Return a hash that stands for the weights of a graph, from the manifest alone.
+
+        Raises:
+            BundleError: the manifest does not list a data file.
+        """
+        known = {name: entry.sha256 for name, entry in self.manifest.files.items()}
+        known |= {
+            name: link.sha256 or link.sample_sha256 for name, link in self.manifest.links.items()
+        }
+        names = sorted({graph.data, *graph.borrowed.values(), *self.manifest.links})
+        lost = [name for name in names if name not in known]
+        if lost:
+            raise BundleError(
+                f"{self.path}: the manifest does not list {lost[0]}", hint="export it again"
+            )
+        if len(names) == 1:
+            return known[graph.data]
+        return hashlib.sha256("\n".join(known[name] for name in names).encode()).hexdigest()
+
     def verify_hashes(self) -> None:
-        """Hash every file and compare with the manifest.
+        """Hash every file and compare with the manifest; linked ones where their hash is known.
 
         Raises:
             BundleError: lists every file whose content changed.
@@ -103,6 +133,11 @@ class Bundle:
             name
             for name, entry in self.manifest.files.items()
             if sha256_of(self.path / name) != entry.sha256
+        ]
+        changed += [
+            name
+            for name, link in self.manifest.links.items()
+            if link.sha256 and sha256_of(self.path / name) != link.sha256
         ]
         if changed:
             raise BundleError(
@@ -202,7 +237,7 @@ def add_plan(bundle: Bundle, entry: PlanEntry) -> Bundle:
 def hash_files(
     folder: Path, known: Mapping[str, FileEntry] = MappingProxyType({})
 ) -> dict[str, FileEntry]:
-    """Return size and hash of every file below ``folder`` except the manifest and plans.
+    """Return size and hash of every file below ``folder`` but the manifest, plans and links.
 
     Args:
         folder: the bundle's.
@@ -213,7 +248,7 @@ def hash_files(
         name = str(path.relative_to(folder))
         if name in known:
             found[name] = known[name]
-        elif path.is_file() and path.name != MANIFEST and "plans" not in path.parts:
+        elif path.is_file() and name != MANIFEST and Path(name).parts[0] not in ("plans", LINKED):
             found[name] = FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
     return found
 

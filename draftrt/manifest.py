@@ -25,6 +25,8 @@ class GraphEntry:
         flexible: the same graph over the same data with the rows of its caches open (size ``L``),
             for backends that can grow them; empty where there is none.
         quantization: parts whose weights are stored quantised, each with its scheme.
+        borrowed: weights that lie in the data of another graph of the bundle, which has them too,
+            to that file.
     """
 
     file: str
@@ -36,6 +38,7 @@ class GraphEntry:
     signature: Signature
     flexible: str = ""
     quantization: dict[Part, Scheme] = field(default_factory=dict)
+    borrowed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,23 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEntry:
+    """A checkpoint file that a bundle points to.
+
+    Attributes:
+        source: where it lay when the bundle was written.
+        bytes: its size.
+        sample_sha256: hash of its size and samples; see `draftrt.linked`.
+        sha256: hash of all of it; empty where it was not asked for.
+    """
+
+    source: str
+    bytes: int
+    sample_sha256: str
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """Everything a bundle says about itself.
 
@@ -93,6 +113,7 @@ class Manifest:
         created: UTC time, ISO 8601.
         notes: measured or chosen values that later stages read, name to JSON value.
         decoder: the target's layers, where its graph was exported.
+        links: checkpoint files that the bundle points to, relative path to what is known of them.
     """
 
     drafter: DrafterSpec | None
@@ -106,3 +127,4 @@ class Manifest:
     plans: dict[str, PlanEntry] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     decoder: DecoderSpec | None = None
+    links: dict[str, LinkEntry] = field(default_factory=dict)

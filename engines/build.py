@@ -104,7 +104,7 @@ def _unbuilt_entry(
         backend=options.backend.value,
         backend_version=version,
         sms=options.sms,
-        options={"weights_sha256": _listed_hash(bundle, graph.data), **options.as_text()},
+        options={"weights_sha256": bundle.weights_sha256(graph), **options.as_text()},
         build_seconds=0.0,
         peak_rss_bytes=0,
         size_bytes=0,

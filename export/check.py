@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from draftrt.errors import ExportError
 from draftrt.export.assemble import GraphTensor, empty_caches, reference_module
 from draftrt.export.drafter import Drafter
+from draftrt.export.initialisers import load_whole
+from draftrt.export.linked_file import checkable
 from draftrt.export.ops import Profile
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.signature import round_feeds, walk_to_compare
@@ -37,7 +39,8 @@ def check_file(path: Path, signature: Signature) -> None:
     import onnx
 
     try:
-        onnx.checker.check_model(str(path), full_check=True)
+        with checkable(path) as file:
+            onnx.checker.check_model(str(file), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportError(f"{path.name} is not valid ONNX: {error!s:.400}") from error
     graph = onnx.load(str(path), load_external_data=False).graph
@@ -168,6 +171,8 @@ def open_session(path: Path) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # give memory back at once
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # widen a weight when it is needed
     # Folding would keep a float32 copy of every 16-bit weight: the CPU has no 16-bit products.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
@@ -270,7 +275,7 @@ def write_float32_twin(source: Path, path: Path) -> None:
     import onnx
     from onnx import TensorProto, numpy_helper
 
-    model = onnx.load(str(source))
+    model = load_whole(source)
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.BFLOAT16:
             wide = numpy_helper.to_array(tensor).astype(np.float32)

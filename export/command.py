@@ -9,6 +9,8 @@ import click
 from draftrt.export.drafter import EXTRA_OUTPUTS
 from draftrt.export.ops import Profile
 from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.progress import ProgressBar
+from draftrt.export.weight_files import WeightMode
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision
@@ -66,6 +68,20 @@ from draftrt.spec import Precision
     default=None,
     help="Export the target's graph too; by default where its architecture is supported.",
 )
+@click.option(
+    "--weights",
+    type=click.Choice([mode.value for mode in WeightMode]),
+    default="copy",
+    show_default=True,
+    help="copy: the bundle stands alone; link: it points into the checkpoint's own files where "
+    "type and layout allow, on the same file system.",
+)
+@click.option(
+    "--hash",
+    "hashed",
+    type=click.Choice(["sampled", "full"]),
+    help="Of the checkpoint's weight files, for the manifest.  [default: full, with link sampled]",
+)
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 def export(
     draft: Path | None,
@@ -80,6 +96,8 @@ def export(
     sample_from_anchor: bool | None,
     ignore_keys: tuple[str, ...],
     target_graph: bool | None,
+    weights: str,
+    hashed: str | None,
     force: bool,
 ) -> None:
     """Trace the drafter in folder DRAFT and its target into a bundle; or the target alone."""
@@ -94,6 +112,9 @@ def export(
         quantization=quantization,
         target_graph=target_graph,
         force=force,
+        weights=WeightMode(weights),
+        hash_all=None if hashed is None else hashed == "full",
     )
-    export_bundle(draft, target, out, options, report=lambda line: click.echo(line, err=True))
+    bar = ProgressBar()
+    export_bundle(draft, target, out, options, bar.report, bar.show)
     click.echo(str(out))

@@ -82,7 +82,11 @@ def write_draft_graph(
     path = folder / GRAPH
     tensors = write_graph_of(model, weights, path, {CAPACITY: context})
     written = weights.finish()
-    report(f"write: {GRAPH} and {written.bytes / 1e6:.1f} MB of weights")
+    linked = weights.linked_bytes()
+    report(
+        f"write: {GRAPH} and {written.bytes / 1e6:.1f} MB of weights"
+        + (f", {linked / 1e6:.1f} MB more in the checkpoint" if linked else "")
+    )
     check_file(path, signature)
     check_file(flexible_path(path), flexible)
     check = check_graph if is_small(tensors) else check_draft_sampled
@@ -98,6 +102,7 @@ def write_draft_graph(
         max_context=context,
         signature=signature,
         quantization=dict(weights.quantization),
+        borrowed=weights.borrowed(),
     )
 
 

@@ -49,6 +49,23 @@ def read_initialisers(path: Path) -> dict[str, TensorRef]:
     return refs
 
 
+def load_whole(path: Path) -> Any:
+    """Return an ONNX file with its external data, linked or not, as ``onnx.ModelProto``."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            file, offset = _place(tensor, path)
+            length = next(int(item.value) for item in tensor.external_data if item.key == "length")
+            with file.open("rb") as stream:
+                stream.seek(offset)
+                tensor.raw_data = stream.read(length)
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+    return model
+
+
 def as_stored(path: Path, tensors: Mapping[str, GraphTensor]) -> dict[str, GraphTensor]:
     """Return the tensors with every quantised one as the file holds it.
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from draftrt.bundle import LinkEntry, sha256_of
 from draftrt.errors import ExportError
-
-FOLDER = "linked"
+from draftrt.linked import FOLDER, sample_sha256
 
 
 class Links:
@@ -56,3 +56,19 @@ class Links:
             ) from error
         self.sources[name] = source
         return name
+
+    def entries(self, *, is_full: bool) -> dict[str, LinkEntry]:
+        """Return what the manifest says of each link.
+
+        Args:
+            is_full: hash whole files too.
+        """
+        return {
+            name: LinkEntry(
+                source=str(source),
+                bytes=source.stat().st_size,
+                sample_sha256=sample_sha256(source),
+                sha256=sha256_of(source) if is_full else "",
+            )
+            for name, source in self.sources.items()
+        }

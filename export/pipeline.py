@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import (
-    FileEntry,
     GraphEntry,
     Manifest,
     hash_files,
@@ -22,7 +21,8 @@ from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.options import ExportOptions, Report, max_context
 from draftrt.export.target import Target, check_tokenizer, read_target
 from draftrt.export.target_graph import place_target, write_target_graph
-from draftrt.export.weight_files import WeightFiles, weight_files
+from draftrt.export.weight_files import OnTick, WeightFiles, weight_files
+from draftrt.linked import sample_sha256
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import DecoderSpec
 
@@ -43,6 +43,7 @@ def export_bundle(
     out: Path,
     options: ExportOptions,
     report: Report = lambda line: None,
+    on_tick: OnTick = lambda progress: None,
 ) -> Path:
     """Export a drafter and its target, or a target alone, into a bundle.
 
@@ -52,6 +53,7 @@ def export_bundle(
         out: bundle folder to write.
         options: precision, profile, context.
         report: gets one line a step.
+        on_tick: called a few times a second while weights are copied and nothing else goes on.
 
     Raises:
         DraftrtError: anything wrong with the inputs or the result; nothing is left behind.
@@ -78,13 +80,14 @@ def export_bundle(
     context = max_context(options, None if loaded is None else loaded.spec, decoder)
     with (
         new_bundle(out, force=options.force) as folder,
-        weight_files(folder, options.weights) as files,
+        weight_files(folder, options.weights, on_tick) as files,
     ):
         graphs = _write_graphs(loaded, decoder, target, folder, options, report, context, files)
         _copy_tokenizer(target, folder / "tokenizer")
         notes = {"target_path": str(target.resolve())}
-        known = files.entries()
-        write_manifest(folder, _manifest(model, loaded, decoder, graphs, folder, notes, known))
+        write_manifest(
+            folder, _manifest(model, loaded, decoder, graphs, folder, notes, files, options)
+        )
     report(f"bundle: {out}")
     return out
 
@@ -105,6 +108,9 @@ def _write_graphs(
     target_weights = (
         None if decoder is None else place_target(decoder, target, options, context, files)
     )
+    if loaded is not None and options.hashes_all:
+        for path in _own_files(loaded):
+            files.hash_input(path)
     if loaded is not None:
         graphs["draft"] = write_draft_graph(loaded, folder, options, report, context, draft_weights)
     if decoder is not None:
@@ -138,31 +144,39 @@ def _manifest(
     graphs: dict[str, GraphEntry],
     folder: Path,
     notes: dict[str, Any],
-    known: dict[str, FileEntry],
+    weights: WeightFiles,
+    options: ExportOptions,
 ) -> Manifest:
     assert target.folder is not None
     inputs = {}
     if loaded is not None:
-        files = {
-            ref.file
-            for ref in loaded.tensors.values()
-            if ref.file is not None and ref.file.parent == loaded.folder
-        }
-        for path in sorted(files | {loaded.folder / "config.json"}):
-            inputs[f"draft/{path.name}"] = sha256_of(path)
+        inputs["draft/config.json"] = sha256_of(loaded.folder / "config.json")
+        hashes = weights.input_hashes()
+        for path in _own_files(loaded):
+            if path in hashes:
+                inputs[f"draft/{path.name}"] = hashes[path]
+            else:
+                inputs[f"draft/{path.name}, sampled"] = sample_sha256(path)
     inputs["target/config.json"] = sha256_of(target.folder / "config.json")
     return Manifest(
         drafter=None if loaded is None else loaded.spec,
         target=target.spec,
         graphs=graphs,
-        files=hash_files(folder, known),
+        files=hash_files(folder, weights.entries()),
         inputs=inputs,
         tools=tool_versions(),
         command=command_line(),
         created=now(),
         notes=notes,
         decoder=decoder,
+        links=weights.links.entries(is_full=options.hashes_all),
     )
+
+
+def _own_files(loaded: LoadedDrafter) -> list[Path]:
+    """Return the weight files of the drafter's own checkpoint."""
+    files = {ref.file for ref in loaded.tensors.values() if ref.file is not None}
+    return sorted(file for file in files if file.parent == loaded.folder)
 
 
 def _copy_tokenizer(target: Path, folder: Path) -> None:

@@ -181,7 +181,11 @@ def write_target_graph(
     path = folder / GRAPH
     tensors = write_graph_of(model, weights, path, {CAPACITY: context})
     written = weights.finish()
-    report(f"write: {GRAPH} and {written.bytes / 1e6:.1f} MB of weights")
+    linked = weights.linked_bytes()
+    report(
+        f"write: {GRAPH} and {written.bytes / 1e6:.1f} MB of weights"
+        + (f", {linked / 1e6:.1f} MB more in the checkpoint" if linked else "")
+    )
     check_file(path, fixed)
     check_file(flexible_path(path), flexible)
     if is_small(tensors):
@@ -199,6 +203,7 @@ def write_target_graph(
         max_context=context,
         signature=fixed,
         quantization=dict(weights.quantization),
+        borrowed=weights.borrowed(),
     )
 
 

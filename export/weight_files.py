@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
-
-import torch
 
 from draftrt.bundle import sha256_of
 from draftrt.errors import ExportError
@@ -25,12 +23,12 @@ from draftrt.export.assemble import GraphTensor
 from draftrt.export.links import Links
 from draftrt.export.quantized_file import write_quantized
 from draftrt.export.quantized_graph import QuantizedUse
+from draftrt.export.weight_slices import SLICE_BYTES, is_linkable, num_bytes, slices
 from draftrt.manifest import FileEntry
 from draftrt.quantization import HEAD, TABLES, Part, Quantization, part_of
 
 INLINE_BYTES = 1024
 ALIGNMENT = 4096
-SLICE_BYTES = 1 << 24
 
 
 class WeightMode(str, Enum):
@@ -61,6 +59,10 @@ class Progress:
 
     done: int = 0
     total: int = 0
+
+
+OnTick = Callable[[Progress], None]
+TICK_S = 0.1
 
 
 @dataclass(slots=True)
@@ -95,12 +97,16 @@ class WeightFiles:
         links: checkpoint files that the bundle points to.
     """
 
-    def __init__(self, folder: Path, mode: WeightMode, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, folder: Path, mode: WeightMode, pool: ThreadPoolExecutor, on_tick: OnTick
+    ) -> None:
         self.progress = Progress()
         self.links = Links(folder)
         self._folder = folder
         self._mode = mode
         self._pool = pool
+        self._on_tick = on_tick
+        self._inputs: dict[Path, Future[str]] = {}
         self._placed: dict[object, Place] = {}
         self._copies: dict[str, Future[FileEntry]] = {}
         self._stop = threading.Event()
@@ -128,7 +134,19 @@ class WeightFiles:
 
     def finish(self, data: str) -> FileEntry:
         """Wait until a data file is written; return its size and hash."""
-        return self._copies[data].result()
+        copy = self._copies[data]
+        while not copy.done():
+            self._on_tick(self.progress)
+            wait([copy], timeout=TICK_S)
+        return copy.result()
+
+    def hash_input(self, path: Path) -> None:
+        """Begin to hash a file of the checkpoint."""
+        self._inputs[path] = self._pool.submit(self._hash, path)
+
+    def input_hashes(self) -> dict[Path, str]:
+        """Return the hashes of the files that `hash_input` was called for."""
+        return {path: found.result() for path, found in self._inputs.items()}
 
     def append_quantised(self, data: str, uses: Sequence[QuantizedUse]) -> list[QuantizedWeight]:
         """Quantise weights into a data file behind what is there."""
@@ -143,10 +161,6 @@ class WeightFiles:
         entry = FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
         self._copies[data] = self._pool.submit(lambda: entry)
         return written
-
-    def is_done(self) -> bool:
-        """Return whether nothing is left to copy."""
-        return all(copy.done() for copy in self._copies.values())
 
     def entries(self) -> dict[str, FileEntry]:
         """Return size and hash of every data file, waiting for what is still copied."""
@@ -175,6 +189,15 @@ class WeightFiles:
             plan.end = offset + size
         self._placed[key] = place
         return place
+
+    def _hash(self, path: Path) -> str:
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            while piece := stream.read(SLICE_BYTES):
+                if self._stop.is_set():
+                    raise ExportError("the hashing was stopped")
+                digest.update(piece)
+        return digest.hexdigest()
 
     def _write(self, plan: _DataFile) -> FileEntry:
         digest = hashlib.sha256()
@@ -224,12 +247,35 @@ class PlacedWeights:
         """Wait until they are written; return size and hash of the data file."""
         return self.files.finish(self.data)
 
+    def borrowed(self) -> dict[str, str]:
+        """Return the weights that lie in the data of another graph, to that file."""
+        links = self.files.links.sources
+        return {
+            name: place.file
+            for name, place in self.places.items()
+            if place.file != self.data and place.file not in links
+        }
+
+    def linked_bytes(self) -> int:
+        """Return the bytes that lie in the checkpoint's own files."""
+        links = self.files.links.sources
+        used = {place for place in self.places.values() if place.file in links}
+        return sum(place.length for place in used)
+
 
 @contextmanager
-def weight_files(folder: Path, mode: WeightMode) -> Iterator[WeightFiles]:
-    """Give the weights of a bundle folder; an exception ends the copying before it goes on."""
-    with ThreadPoolExecutor(1, thread_name_prefix="weights") as pool:
-        files = WeightFiles(folder, mode, pool)
+def weight_files(
+    folder: Path, mode: WeightMode, on_tick: OnTick = lambda progress: None
+) -> Iterator[WeightFiles]:
+    """Give the weights of a bundle folder; an exception ends the copying before it goes on.
+
+    Args:
+        folder: the bundle's.
+        mode: whether weights are copied or linked.
+        on_tick: called a few times a second while something waits for the copying.
+    """
+    with ThreadPoolExecutor(2, thread_name_prefix="weights") as pool:  # one copies, one hashes
+        files = WeightFiles(folder, mode, pool, on_tick)
         try:
             yield files
         except BaseException:
@@ -245,27 +291,3 @@ def _is_quantised(
         is_tied = HEAD not in tensors
         return Part.EMBEDDING in quantization and (not is_tied or Part.HEAD in quantization)
     return part_of(name, is_product=True) in quantization
-
-
-def num_bytes(tensor: GraphTensor) -> int:
-    """Return the bytes of a tensor in its graph."""
-    size = tensor.dtype.itemsize
-    for length in tensor.shape:
-        size *= length
-    return size
-
-
-def is_linkable(tensor: GraphTensor) -> bool:
-    """Return whether the checkpoint holds the very bytes that the graph needs."""
-    source = tensor.source
-    return source.file is not None and source.dtype == str(tensor.dtype).removeprefix("torch.")
-
-
-def slices(tensor: GraphTensor) -> Iterator[memoryview]:
-    """Yield the content in the graph's element type, a slice of rows at a time."""
-    source, rows = tensor.source, tensor.shape[0] if tensor.shape else 1
-    width = max(1, source.num_bytes // max(rows, 1))
-    step = max(1, SLICE_BYTES // width)
-    for start in range(0, rows, step):
-        part = source.rows(start, min(start + step, rows)).read().to(tensor.dtype).contiguous()
-        yield part.reshape(-1).view(torch.uint8).numpy().data

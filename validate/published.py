@@ -24,11 +24,22 @@ from draftrt.validate.toy_tokenizer import write_tokenizer
 BLOCK = 1 << 24  # random 16-bit values made once and written again and again
 
 
-def write_system(name: str, folder: Path) -> tuple[Path, Path]:
-    """Write a system's drafter and target folders and return both."""
+def write_system(name: str, folder: Path, *, whole_target: bool = False) -> tuple[Path, Path]:
+    """Write a system's drafter and target folders and return both.
+
+    Args:
+        name: one of `SYSTEMS`.
+        folder: where to write.
+        whole_target: write the target's layers too, of the drafter's own sizes.
+    """
     system = SYSTEMS[name]()
     draft, target = folder / name / "draft", folder / name / "target"
-    for path, config in ((draft, system.draft), (target, system.target)):
+    configs = {draft: system.draft, target: system.target}
+    if whole_target:
+        configs[target] = {**system.draft, **system.target, "head_dim": system.draft["head_dim"]}
+        for key in ("dflash_config", "block_size", "num_target_layers"):
+            configs[target].pop(key, None)
+    for path, config in configs.items():
         path.mkdir(parents=True, exist_ok=True)
         (path / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     body = system.draft.get("transformer_layer_config", system.draft)
@@ -46,7 +57,11 @@ def write_system(name: str, folder: Path) -> tuple[Path, Path]:
         kept = np.sort(np.random.default_rng(1).choice(rows, system.d2t, replace=False))
         integers["d2t"] = (kept - np.arange(system.d2t)).astype(np.int64)
     _write_safetensors(draft / "model.safetensors", shapes, integers)
-    table = {"model.embed_tokens.weight": (system.table_rows, hidden)}
+    table: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (system.table_rows, hidden)}
+    if whole_target:
+        table["model.norm.weight"] = (hidden,)
+        for index in range(system.target["num_hidden_layers"]):
+            table |= {f"model.layers.{index}.{key}": at for key, at in system.layer.items()}
     _write_safetensors(target / "model.safetensors", table, {})
     write_tokenizer(target)
     return draft, target

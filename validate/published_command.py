@@ -13,10 +13,11 @@ from draftrt.validate.published_systems import SYSTEMS
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(sorted(SYSTEMS)))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write into.")
-def main(names: tuple[str, ...], out: Path) -> None:
+@click.option("--whole-target", is_flag=True, help="Write the target's layers too.")
+def main(names: tuple[str, ...], out: Path, whole_target: bool) -> None:
     """Write random checkpoints of the systems NAMES."""
     for name in names:
-        draft, target = write_system(name, out)
+        draft, target = write_system(name, out, whole_target=whole_target)
         click.echo(f"{name}: {draft} {target}")
 
 

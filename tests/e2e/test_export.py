@@ -170,8 +170,9 @@ def test_a_context_without_room_for_a_block_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("moment", ["trace:", "write: draft.onnx"])
 def test_an_interrupt_while_files_are_written_leaves_nothing(
-    root: Path, draft: Path, target: Path, tmp_path: Path
+    moment: str, root: Path, draft: Path, target: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -181,7 +182,7 @@ def test_an_interrupt_while_files_are_written_leaves_nothing(
     with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
         for line in run.stderr:
-            if line.startswith("write: draft.onnx"):
+            if line.startswith(moment):
                 assert files_below(tmp_path) != before, "it must come while files lie there"
                 run.send_signal(signal.SIGINT)
                 break

@@ -1,0 +1,35 @@
+"""The bytes of a weight as its graph holds it, a slice at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from draftrt.export.assemble import GraphTensor
+
+SLICE_BYTES = 1 << 24
+
+
+def num_bytes(tensor: GraphTensor) -> int:
+    """Return the bytes of a tensor in its graph."""
+    size = tensor.dtype.itemsize
+    for length in tensor.shape:
+        size *= length
+    return size
+
+
+def is_linkable(tensor: GraphTensor) -> bool:
+    """Return whether the checkpoint holds the very bytes that the graph needs."""
+    source = tensor.source
+    return source.file is not None and source.dtype == str(tensor.dtype).removeprefix("torch.")
+
+
+def slices(tensor: GraphTensor) -> Iterator[memoryview]:
+    """Yield the content in the graph's element type, a slice of rows at a time."""
+    source, rows = tensor.source, tensor.shape[0] if tensor.shape else 1
+    width = max(1, source.num_bytes // max(rows, 1))
+    step = max(1, SLICE_BYTES // width)
+    for start in range(0, rows, step):
+        part = source.rows(start, min(start + step, rows)).read().to(tensor.dtype).contiguous()
+        yield part.reshape(-1).view(torch.uint8).numpy().data

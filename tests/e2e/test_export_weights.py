@@ -1,0 +1,259 @@
+"""Weights of a bundle: copied, shared between its graphs, or linked; and checked by samples."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from draftrt.bundle import Bundle, sha256_of
+from draftrt.cli import group
+from draftrt.errors import BundleError, ExportError
+from draftrt.runtime.load import open_graph
+from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+
+pytest.importorskip("onnxruntime")
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("weights")]
+CONTEXT = 48
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair in float32, and its bundles ``copied`` and ``linked``."""
+    folder = tmp_path_factory.mktemp("weights")
+    write_target(folder / "target", ToyTarget(dtype="float32"))
+    write_drafter(folder / "draft", ToyDrafter(kind=Kind.ZLAB_DFLASH, dtype="float32"))
+    for name, options in {"copied": [], "linked": ["--weights", "link"]}.items():
+        line = ["export", str(folder / "draft"), "--target", str(folder / "target")]
+        line += ["-o", str(folder / name), "--max-context", str(CONTEXT), *options]
+        done = CliRunner().invoke(group, line, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    return folder
+
+
+def drafts(path: Path) -> Any:
+    bundle = Bundle.open(path)
+    rng = np.random.default_rng(3)
+    with open_graph(bundle) as session:
+        feeds = {
+            "anchor": np.array([5]),
+            "target_hidden": rng.standard_normal((1, 4, bundle.drafter().feature_size)).astype("f"),
+            "context_length": np.zeros(1, np.int64),
+        }
+        return session.run(feeds, rows=16)["draft_ids"]
+
+
+def places(path: Path, file: str) -> dict[str, tuple[str, int]]:
+    import onnx
+
+    graph = onnx.load(str(path / file), load_external_data=False).graph
+    found = {}
+    for tensor in graph.initializer:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if place:
+            found[tensor.name] = (place["location"], int(place["offset"]))
+    return found
+
+
+def test_tables_that_both_graphs_use_are_stored_once(folder: Path) -> None:
+    bundle = Bundle.open(folder / "copied")
+    table, head = "model.embed_tokens.weight", "lm_head.weight"
+    assert bundle.graph("target").borrowed == dict.fromkeys((table, head), "draft.onnx.data")
+    draft, target = (places(folder / "copied", f"{name}.onnx") for name in ("draft", "target"))
+    assert target[table] == draft["embed_tokens.weight"]
+    assert target[head] == draft[head]
+    assert bundle.graph("draft").borrowed == {}
+    bundle.verify_hashes()
+    assert bundle.manifest.files["draft.onnx.data"].sha256 == sha256_of(
+        folder / "copied" / "draft.onnx.data"
+    )
+
+
+def test_a_linked_bundle_computes_the_same_from_the_checkpoints_own_bytes(folder: Path) -> None:
+    assert (drafts(folder / "linked") == drafts(folder / "copied")).all()
+    bundle = Bundle.open(folder / "linked")
+    links = bundle.manifest.links
+    assert sorted(links) == ["linked/draft-model.safetensors", "linked/target-model.safetensors"]
+    for name, entry in links.items():
+        source = Path(entry.source)
+        assert (folder / "linked" / name).stat().st_ino == source.stat().st_ino
+        assert entry.bytes == source.stat().st_size
+        assert entry.sha256 == ""
+    found = places(folder / "linked", "draft.onnx")
+    assert found["layers.0.mlp.up_proj.weight"][0] == "linked/draft-model.safetensors"
+    assert found["rope.cos"][0] == "draft.onnx.data"
+    held = sum(entry.bytes for name, entry in bundle.manifest.files.items() if "data" in name)
+    assert held < 0.1 * sum(entry.bytes for entry in links.values())
+
+
+def flip(path: Path) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(-1, 2)
+        last = stream.read(1)
+        stream.seek(-1, 2)
+        stream.write(bytes([last[0] ^ 1]))
+
+
+def cut(path: Path) -> None:
+    with path.open("r+b") as stream:
+        stream.truncate(path.stat().st_size - 8)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (flip, "holds other weights than when the bundle was written"),
+        (cut, "bytes, expected"),
+        (Path.unlink, "is missing"),
+    ],
+)
+def test_a_changed_checkpoint_is_noticed_when_a_linked_bundle_is_opened(
+    damage: Callable[[Path], None], says: str, folder: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(folder / "linked", copy)
+    Bundle.open(copy)
+    damage(copy / "linked" / "draft-model.safetensors")
+    with pytest.raises(BundleError, match=says) as caught:
+        Bundle.open(copy)
+    assert "--weights copy" in caught.value.hint
+    result = CliRunner().invoke(group, ["build", str(copy), "--sm", "86"])
+    assert result.exit_code == 1
+    assert "linked from" in result.stderr
+
+
+def test_a_link_across_file_systems_is_refused_and_nothing_left(
+    folder: Path, tmp_path: Path
+) -> None:
+    elsewhere = Path("/dev/shm")
+    if not elsewhere.is_dir() or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no second file system at /dev/shm")
+    out = elsewhere / f"draftrt-{tmp_path.name}" / "bundle"
+    line = ["export", str(folder / "draft"), "--target", str(folder / "target")]
+    result = CliRunner().invoke(group, [*line, "-o", str(out), "--weights", "link"])
+    assert result.exit_code == 1
+    assert "it lies on another file system" in result.stderr
+    assert "--weights copy" in result.stderr
+    assert not out.parent.exists()
+
+
+def sampled(folder: Path, tamper: Callable[[Path], None] | None = None) -> list[str]:
+    """Check the copied draft graph by samples, after a fault is planted in it."""
+    from draftrt.export.assemble import graph_tensors
+    from draftrt.export.check_sampled import check_draft_sampled
+    from draftrt.export.load import load_drafter
+    from draftrt.export.target import read_target
+
+    loaded = load_drafter(folder / "draft", read_target(folder / "target"))
+    entry = Bundle.open(folder / "copied").graph()
+    path = folder / "tampered"
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(folder / "copied", path)
+    if tamper is not None:
+        tamper(path)
+    tensors = graph_tensors(loaded.spec, loaded.tensors, entry.precision, CONTEXT)
+    file = path / entry.file
+    lines = check_draft_sampled(
+        file, loaded.spec, tensors, entry.signature, entry.precision, CONTEXT
+    )
+    assert not list(path.glob(".*")), "its scratch files are gone"
+    return lines
+
+
+def test_a_graph_passes_the_check_by_samples(folder: Path) -> None:
+    lines = sampled(folder)
+    assert "rows of all" in lines[0]
+    assert [line.split(",")[0] for line in lines[1:]] == ["layer 0 of 2", "layer 1 of 2"]
+
+
+def edit(change: Callable[[Any], None]) -> Callable[[Path], None]:
+    def tamper(path: Path) -> None:
+        import onnx
+
+        model = onnx.load(str(path / "draft.onnx"), load_external_data=False)
+        change(model.graph)
+        onnx.save(model, str(path / "draft.onnx"))
+
+    return tamper
+
+
+def other_row(path: Path) -> None:
+    file, offset = places(path, "draft.onnx")["layers.1.mlp.up_proj.weight"]
+    with (path / file).open("r+b") as stream:
+        stream.seek(offset)
+        stream.write(b"\0\0\0\1")
+
+
+def other_place(graph: Any) -> None:
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    one, two = (tensors[f"layers.{index}.mlp.up_proj.weight"] for index in (0, 1))
+    kept = list(one.external_data)
+    del one.external_data[:]
+    one.external_data.extend(two.external_data)
+    del two.external_data[:]
+    two.external_data.extend(kept)
+
+
+def other_layout(graph: Any) -> None:
+    node = next(n for n in graph.node if n.name.startswith("layers.1.RotaryEmbedding"))
+    next(one for one in node.attribute if one.name == "interleaved").i = 1
+
+
+def other_head(graph: Any) -> None:
+    node = next(node for node in graph.node if node.op_type == "ArgMax")
+    node.op_type = "ArgMin"
+
+
+@pytest.mark.parametrize(
+    ("tamper", "says"),
+    [
+        (other_row, r"layers.1.mlp.up_proj.weight: row 0 has other content"),
+        (edit(other_place), r"layers.0.mlp.up_proj.weight: row 0 has other content"),
+        (edit(other_layout), r"layer 1 of 2.*draft ids"),
+        (edit(other_head), r"layer 0 of 2.*draft ids"),
+    ],
+    ids=["a weight's content", "a weight's place", "a layer's RoPE", "the head"],
+)
+def test_a_fault_is_found_by_samples(
+    tamper: Callable[[Path], None], says: str, folder: Path
+) -> None:
+    with pytest.raises(ExportError, match=f"(?s){says}"):
+        sampled(folder, tamper)
+
+
+def test_a_target_is_checked_by_samples_and_its_features_by_their_places(folder: Path) -> None:
+    import onnx
+
+    from draftrt.export.check_target import check_target_sampled
+    from draftrt.export.decoder_config import read_decoder
+    from draftrt.export.target import read_target
+    from draftrt.export.target_graph import target_tensors
+
+    path = folder / "copied" / "target.onnx"
+    bundle = Bundle.open(folder / "copied")
+    spec, entry = read_decoder(read_target(folder / "target")), bundle.graph("target")
+    taps = bundle.drafter().target_layer_ids
+    tensors = target_tensors(spec, folder / "target", entry.precision, CONTEXT)
+
+    def check(file: Path) -> list[str]:
+        return check_target_sampled(file, spec, tensors, taps, entry.precision, CONTEXT)
+
+    lines = check(path)
+    assert len(lines) == 5
+    assert f"features are the results of layers {list(taps)}" in lines[1]
+    model = onnx.load(str(path), load_external_data=False)
+    node = next(node for node in model.graph.node if node.name == "features.concat")
+    node.input[:] = list(node.input)[::-1]
+    wrong = path.with_name("wrong.onnx")
+    onnx.save(model, str(wrong))
+    with pytest.raises(ExportError, match="features are made of"):
+        check(wrong)
+    wrong.unlink()
+    other = {**tensors, "model.norm.weight": tensors["model.layers.0.input_layernorm.weight"]}
+    with pytest.raises(ExportError, match=r"model\.norm\.weight: has other content"):
+        check_target_sampled(path, spec, other, taps, entry.precision, CONTEXT)
