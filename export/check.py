@@ -176,6 +176,8 @@ def open_session(path: Path) -> Any:
     # Folding would keep a float32 copy of every 16-bit weight: the CPU has no 16-bit products.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
+    # An arena keeps what it once grew to: every weight widened or dequantised, one after the other.
+    options.enable_cpu_mem_arena = False
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftrt.errors import CheckpointError, UnsupportedError
 from draftrt.quantization import BLOCK, Scheme
 
-DIVISORS = (6.5, 7.0, 7.5, 8.0, 8.5, 9.0)
+DIVISORS = (7.0, 7.5, 8.0, 8.5)
 LARGEST = {Scheme.INT8: 127.0, Scheme.FP8: 448.0}
 CHUNK = 1 << 18  # elements worked on at a time: they stay in the processor's cache
 
