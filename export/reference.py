@@ -8,6 +8,7 @@ from draftrt.export.assemble import GraphTensor, graph_dtype, reference_module
 from draftrt.export.drafter import EXTRA_OUTPUTS, SAMPLED_INPUTS, Drafter
 from draftrt.export.initialisers import read_initialisers
 from draftrt.export.ops import Profile
+from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.rope import table_tensors
 from draftrt.export.shapes import tensor_shapes
 from draftrt.spec import Precision
@@ -38,6 +39,11 @@ def module_from_bundle(
             f"{bundle.path}: {entry.file} lacks the weights {missing[:5]}",
             hint="graph and manifest do not belong together; export again",
         )
+    if is_wide:
+        stored = {
+            name: ref.exact() if isinstance(ref, QuantizedRef) else ref
+            for name, ref in stored.items()
+        }
     precision = Precision.FP32 if is_wide else entry.precision
     tensors = {
         name: GraphTensor(name, stored[name].shape, graph_dtype(name, precision), stored[name])

@@ -85,6 +85,8 @@ def subjects_of(bundle: Bundle, backend: str, scratch: Path) -> list[Subject]:
 
 def has_int8_kernels(entry: GraphEntry) -> bool:
     """Return whether the runtime rounds activations to int8 to multiply with weights of a graph."""
+    if entry.precision is Precision.BF16:  # which it does not run
+        return False
     quantised = (entry.quantization.get(part) for part in PRODUCTS)
     return any(scheme in (Scheme.INT4, Scheme.INT8) for scheme in quantised)
 
