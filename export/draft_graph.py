@@ -13,7 +13,7 @@ from draftrt.export.check import check_file, check_graph
 from draftrt.export.check_sampled import check_draft_sampled, is_small
 from draftrt.export.drafter import Drafter, SampledDrafter
 from draftrt.export.graph_file import flexible_path, write_graph
-from draftrt.export.initialisers import as_stored
+from draftrt.export.initialisers import as_stored, check_channels
 from draftrt.export.layers import plan_layers, state_names, write_layers
 from draftrt.export.load import LoadedDrafter
 from draftrt.export.options import ExportOptions, Report, max_context
@@ -116,7 +116,10 @@ def write_graph_of(
     uses = quantize_graph(model.graph, weights.tensors, weights.quantization)
     quantised = weights.files.append_quantised(weights.data, uses) if uses else []
     write_graph(model, weights.tensors, weights.places, path, sizes, quantised)
-    return as_stored(path, weights.tensors) if uses else weights.tensors
+    if not uses:
+        return weights.tensors
+    check_channels(path, weights.tensors)
+    return as_stored(path, weights.tensors)
 
 
 def _signature(

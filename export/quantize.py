@@ -60,7 +60,8 @@ def quantize_rows(
         groups = rows[start : start + step].float().reshape(-1, block)
         peak = groups.abs().amax(dim=1, keepdim=True)
         if scheme is Scheme.INT4:
-            scale, code = _search(groups, peak, dtype)
+            scale = _search(groups, peak, dtype)
+            code = _int4(groups, scale).to(torch.int8)
         else:
             scale = _scale(peak, LARGEST[scheme], dtype)
             code = _encode(groups / scale, scheme)
@@ -95,16 +96,18 @@ def _encode(scaled: Tensor, scheme: Scheme) -> Tensor:
     return scaled.round().clamp(-largest, largest).to(torch.int8)
 
 
-def _search(blocks: Tensor, peak: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the best of the scales tried for each block [n, block], and its codes."""
+def _search(blocks: Tensor, peak: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the best of the scales tried for each block [n, block]."""
     best = torch.full_like(peak, float("inf"))
-    scale, code = _scale(peak, DIVISORS[0], dtype), torch.zeros_like(blocks)
+    scale = peak
     for divisor in DIVISORS:
         tried = _scale(peak, divisor, dtype)
-        found = (blocks / tried).round_().clamp_(-8, 7)
-        error = (found * tried).sub_(blocks).square_().sum(dim=1, keepdim=True)
+        error = (_int4(blocks, tried) * tried).sub_(blocks).square_().sum(dim=1, keepdim=True)
         better = error < best
         best = torch.where(better, error, best)
         scale = torch.where(better, tried, scale)
-        code = torch.where(better, found, code)
-    return scale, code.to(torch.int8)
+    return scale
+
+
+def _int4(blocks: Tensor, scale: Tensor) -> Tensor:
+    return (blocks / scale).round_().clamp_(-8, 7)

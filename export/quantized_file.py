@@ -142,6 +142,31 @@ class QuantizedRef(TensorRef):
         """Return some rows, read."""
         return from_tensor(self.name, self.read()[start:stop])
 
+    def channel(self, row: int) -> Tensor:
+        """Return one output channel [in] without rounding, reading its codes one by one."""
+        assert self.file is not None
+        assert self.scales is not None
+        rows, width = self.shape
+        places = torch.arange(width) * rows + row if self.is_product else torch.arange(width)
+        if not self.is_product:
+            places = places + row * width
+        raw = np.memmap(
+            self.file,
+            dtype=np.uint8,
+            mode="r",
+            offset=self.offset,
+            shape=(bytes_of(rows * width, self.scheme),),
+        )
+        if self.scheme is Scheme.INT4:
+            halves = torch.from_numpy(raw[places.numpy() // 2] >> (places.numpy() % 2 * 4) & 15)
+            codes = torch.where(halves > 7, halves.to(torch.int8) - 16, halves.to(torch.int8))
+            scales = self.scales.read()[:, row]
+        else:
+            kind = torch.float8_e4m3fn if self.scheme is Scheme.FP8 else torch.int8
+            codes = torch.from_numpy(raw[places.numpy()]).view(kind)
+            scales = self.scales.read()[row : row + 1]
+        return dequantize(codes[None], scales.reshape(1, -1))[0]
+
     def exact(self) -> QuantizedRef:
         """Return the same weight without rounding: in float32 every product is exact."""
         return replace(self, dtype="float32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from draftrt.bundle import Bundle
 from draftrt.cli import group
+from draftrt.errors import ExportError
 from draftrt.quantization import Part, Scheme
 from draftrt.spec import Precision
 from draftrt.validate.parity import check_parity
@@ -80,6 +82,29 @@ def test_onnxruntime_multiplies_with_the_codes_and_looks_rows_up_in_them(
     made = {name: node for node in graph.node for name in node.output}
     wide = [node for node in graph.node if node.op_type == "DequantizeLinear"]
     assert {made[name].op_type for node in wide for name in node.input} == {"Gather"}
+
+
+@pytest.mark.parametrize("name", ["layers.1.mlp.up_proj.weight", "embed_tokens.weight"])
+def test_codes_that_are_not_the_checkpoints_are_found(
+    mixed: Path, tmp_path: Path, name: str
+) -> None:
+    from draftrt.export.assemble import graph_tensors
+    from draftrt.export.initialisers import check_channels, read_initialisers
+    from draftrt.export.load import load_drafter
+    from draftrt.export.target import read_target
+
+    loaded = load_drafter(ASSETS / "tiny-dspark", read_target(ASSETS / "tiny-target"))
+    tensors = graph_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
+    assert check_channels(mixed / "draft.onnx", tensors) == LINEARS + 2
+    copy = tmp_path / "copy"
+    shutil.copytree(mixed, copy)
+    with (copy / "draft.onnx.data").open("r+b") as stream:
+        stream.seek(read_initialisers(copy / "draft.onnx")[name].offset)
+        code = stream.read(1)[0]
+        stream.seek(-1, 1)
+        stream.write(bytes([code ^ 1]))
+    with pytest.raises(ExportError, match=rf"channel 0 of {name} is not the checkpoint's"):
+        check_channels(copy / "draft.onnx", tensors)
 
 
 def test_logits_stay_near_those_of_the_weights_before(mixed: Path) -> None:

@@ -65,6 +65,8 @@ def test_what_is_written_in_slices_is_read_back(
     assert torch.equal(ref.exact().read(), exact)
     assert torch.equal(ref.read(), exact.to(dtype))
     assert torch.equal(ref.rows(3, 9).read(), exact.to(dtype)[3:9])
+    for row in (0, 40, rows - 1):
+        assert torch.equal(ref.channel(row), exact[row])
 
 
 def test_a_table_stays_in_its_own_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +78,7 @@ def test_a_table_stays_in_its_own_order(tmp_path: Path, monkeypatch: pytest.Monk
     raw = np.fromfile(tmp_path / "data", np.int8)[ref.offset : ref.offset + 50 * 24]
     assert raw.reshape(50, 24).tolist() == codes.tolist()
     assert torch.equal(ref.read(), dequantize(codes, scales))
+    assert torch.equal(ref.channel(33), dequantize(codes, scales)[33])
 
 
 def test_int4_codes_lie_input_by_input_two_to_a_byte(tmp_path: Path) -> None:
