@@ -33,6 +33,7 @@ __all__ = [
     "DecoderSpec",
     "DrafterSpec",
     "Family",
+    "Gemma4Spec",
     "LayerSpec",
     "MarkovSpec",
     "Precision",
@@ -78,6 +79,31 @@ class TargetSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4Spec:
+    """What the layers of a Gemma-4 target have beyond those of other decoders.
+
+    Sliding layers are as the `DecoderSpec` says; full ones have heads and angles of their own.
+
+    Attributes:
+        full_head_dim: D of the full layers.
+        full_num_kv_heads: G of the full layers.
+        full_key_is_value: values of the full layers are their raw key projection (no ``v_proj``).
+        full_rope: rotary embedding of the full layers.
+        embedding_scale: factor on the rows of the embedding table.
+        final_logit_softcapping: c of ``c * tanh(logits / c)``; None for none.
+        tensor_prefix: what the checkpoint puts before ``layers.0`` and ``embed_tokens``.
+    """
+
+    full_head_dim: int
+    full_num_kv_heads: int
+    full_key_is_value: bool
+    full_rope: RopeSpec
+    embedding_scale: float
+    final_logit_softcapping: float | None
+    tensor_prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """A target as a dense decoder that can be exported, completely described.
 
@@ -99,6 +125,7 @@ class DecoderSpec:
         tie_word_embeddings: whether the LM head is the embedding table.
         vocab_size: logical vocabulary; logits have this many columns.
         table_rows: rows of the embedding table.
+        gemma4: what Gemma-4 layers add; None for every other architecture.
         sources: field name to the place it was read from.
     """
 
@@ -119,11 +146,18 @@ class DecoderSpec:
     tie_word_embeddings: bool
     vocab_size: int
     table_rows: int
+    gemma4: Gemma4Spec | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a fact without a source."""
         _check_sources(self)
+
+    def cache_shape(self, layer: int) -> tuple[int, int]:
+        """Return G and D of a layer's keys and values."""
+        if self.gemma4 is not None and self.windows[layer] is None:
+            return self.gemma4.full_num_kv_heads, self.gemma4.full_head_dim
+        return self.num_kv_heads, self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,9 +184,11 @@ def _rows_in_use(array: Any, rows: int) -> Any:
 
 
 def _random_caches(spec: DecoderSpec, precision: Precision, max_context: int) -> list[Any]:
-    shape = (1, spec.num_kv_heads, max_context, spec.head_dim)
     generator = torch.Generator().manual_seed(7)
-    return [
-        (0.5 * torch.randn(shape, generator=generator)).to(TORCH[precision.dtype]).numpy()
-        for _ in range(2 * spec.num_layers)
-    ]
+    made = []
+    for layer in range(spec.num_layers):
+        groups, dim = spec.cache_shape(layer)
+        for _ in range(2):
+            content = 0.5 * torch.randn(1, groups, max_context, dim, generator=generator)
+            made.append(content.to(TORCH[precision.dtype]).numpy())
+    return made

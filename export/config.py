@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from draftrt.export.choices import ACTIVATIONS
 from draftrt.export.config_attention import read_layer_types, read_layers
 from draftrt.export.config_block import read_block, read_taps
@@ -27,6 +25,7 @@ from draftrt.export.config_heads import (
 from draftrt.export.config_rope import read_rope
 from draftrt.export.facts import Facts
 from draftrt.export.harmless import HARMLESS, INHERITED
+from draftrt.export.rounding import rounded
 from draftrt.spec import Backbone
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -197,7 +196,7 @@ def _embedding_scale(facts: Facts, kind: Kind, hidden: int, dtype: str) -> float
     paths = ["dflash_config.input_embedding_scale", "input_embedding_scale"]
     if kind.backbone is not Backbone.GEMMA4:
         return facts.real("embedding_scale", paths, default=1.0, why="default 1")
-    scale = _rounded(math.sqrt(hidden), dtype)
+    scale = rounded(math.sqrt(hidden), dtype)
     return facts.real(
         "embedding_scale",
         paths,
@@ -253,12 +252,3 @@ def _refuse_unknown(facts: Facts, body: str, ignore: frozenset[str]) -> None:
             f"keys that this version does not know: {unknown}",
             "if a key has no effect on the forward pass, accept it with --ignore-key NAME",
         )
-
-
-def _rounded(value: float, dtype: str) -> float:
-    """Return a positive value rounded to the nearest one that a float dtype holds, ties to even."""
-    if dtype != "bfloat16":
-        return float(np.array(value, dtype=dtype))
-    bits = int(np.array(value, dtype=np.float32).view(np.uint32))
-    bits += 0x7FFF + ((bits >> 16) & 1)
-    return float(np.array(bits & 0xFFFF0000, dtype=np.uint32).view(np.float32))

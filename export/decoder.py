@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftrt.export import ops, rope
+from draftrt.export import gemma4_decoder, ops, rope
 from draftrt.export.activations import ACTIVATIONS
 from draftrt.export.ops import Profile
 from draftrt.export.view import View, mask_of
@@ -58,16 +58,23 @@ class Decoder(nn.Module):
             [1, R, m * H] float32 in the order of the taps, then the caches with R rows written.
         """
         spec, w = self.spec, self._weights
-        view, masks = self._view(input_ids.shape[1], context_length, caches[0].shape[2])
+        views, masks = self._views(input_ids.shape[1], context_length, caches[0].shape[2])
         x = F.embedding(input_ids[0], w("model.embed_tokens.weight")).float()
+        if spec.gemma4 is not None:
+            x = x * spec.gemma4.embedding_scale
         states = {-1: x}
         written: list[Tensor] = []
         for index, (keys, values) in enumerate(zip(caches[::2], caches[1::2], strict=True)):
-            layer = w.below(f"model.layers.{index}")
-            mask = masks.get(spec.windows[index])
-            attended, keys, values = self._attention(layer, x, view, mask, keys, values)
-            x = x + attended
-            x = x + self._mlp(layer, x)
+            layer, window = w.below(f"model.layers.{index}"), spec.windows[index]
+            view, mask = views[window], masks.get(window)
+            if spec.gemma4 is not None:
+                x, keys, values = gemma4_decoder.advance(
+                    spec, spec.gemma4, layer, x, view, mask, keys, values, self._profile
+                )
+            else:
+                attended, keys, values = self._attention(layer, x, view, mask, keys, values)
+                x = x + attended
+                x = x + self._mlp(layer, x)
             written += (keys, values)
             states[index] = x
         hidden = ops.rms_norm(x, w("model.norm.weight"), spec.rms_norm_eps)
@@ -75,23 +82,32 @@ class Decoder(nn.Module):
         logits = ops.linear(
             hidden, w("model.embed_tokens.weight") if head is None else head
         ).float()
+        cap = None if spec.gemma4 is None else spec.gemma4.final_logit_softcapping
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
         out = [logits.argmax(dim=-1)[None], logits[None]]
         if self.taps:
             out.append(torch.cat([states[tap] for tap in self.taps], dim=-1)[None])
         return (*out, *written, *states.values()) if self._with_states else (*out, *written)
 
-    def _view(
+    def _views(
         self, rows: int, context_length: Tensor, capacity: int
-    ) -> tuple[View, dict[int | None, Tensor]]:
+    ) -> tuple[dict[int | None, View], dict[int | None, Tensor]]:
+        """Return the call as layers of each window see it, and the masks of sliding ones."""
         positions = torch.arange(rows, device=context_length.device) + context_length
         valid = context_length + rows
-        cos, sin = rope.rows(self.spec.rope, self._weights, positions, valid)
+        angles: dict[str, tuple[Tensor, Tensor]] = {}
+        views: dict[int | None, View] = {}
         masks: dict[int | None, Tensor] = {}
         for window in dict.fromkeys(self.spec.windows):
+            embedding, prefix = gemma4_decoder.rope_of(self.spec, window)
+            if prefix not in angles:
+                angles[prefix] = rope.rows(embedding, self._weights, positions, valid, prefix)
+            views[window] = View(context_length, valid, rows, positions, *angles[prefix], {})
             if window is not None:
                 rule = LayerSpec(is_causal=True, window=window)
                 masks[window] = mask_of(rule, positions, rows, capacity)
-        return View(context_length, valid, rows, positions, cos, sin, {}), masks
+        return views, masks
 
     def _attention(
         self,
@@ -150,13 +166,25 @@ class Decoder(nn.Module):
 
 def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Return every tensor of a decoder, checkpoint name to shape."""
-    hidden, dim, inner = spec.hidden_size, spec.head_dim, spec.intermediate_size
+    hidden = spec.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (spec.table_rows, hidden),
         "model.norm.weight": (hidden,),
     }
     if not spec.tie_word_embeddings or spec.table_rows != spec.vocab_size:
         shapes["lm_head.weight"] = (spec.vocab_size, hidden)
+    for index in range(spec.num_layers):
+        layer = (
+            _layer_shapes(spec)
+            if spec.gemma4 is None
+            else gemma4_decoder.layer_shapes(spec, spec.gemma4, index)
+        )
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _layer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    hidden, dim, inner = spec.hidden_size, spec.head_dim, spec.intermediate_size
     rows = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim, "v": spec.num_kv_heads * dim}
     layer: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (hidden,),
@@ -176,6 +204,4 @@ def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         layer["mlp.down_proj.bias"] = (hidden,)
     if spec.qk_norm:
         layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
-    for index in range(spec.num_layers):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-    return shapes
+    return layer

@@ -10,6 +10,7 @@ from draftrt.export.choices import ACTIVATIONS
 from draftrt.export.config_attention import FULL, SLIDING
 from draftrt.export.config_rope import read_rope
 from draftrt.export.facts import Facts, read_json
+from draftrt.export.gemma4_config import read_gemma4, unknown_keys
 from draftrt.export.harmless import HARMLESS
 from draftrt.export.target import Target
 from draftrt.spec import DecoderSpec
@@ -44,12 +45,20 @@ FLAVOURS = {
 }
 
 
+GEMMA4 = (
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration",
+)
+
+
 def read_decoder(target: Target) -> DecoderSpec:
     """Resolve a target's layers.
 
     Raises:
-        DraftrtError: the architecture is not one of `FLAVOURS`, or its config asks for something
-            these layers do not have; every finding at once.
+        DraftrtError: the architecture is not one of `FLAVOURS` and `GEMMA4`, or its config asks for
+            something these layers do not have; every finding at once.
     """
     assert target.folder is not None
     path: Path = target.folder / "config.json"
@@ -62,15 +71,34 @@ def read_decoder(target: Target) -> DecoderSpec:
 
 def _read(facts: Facts, target: Target) -> DecoderSpec | None:
     flavour = FLAVOURS.get(target.spec.architecture)
-    if flavour is None:
+    is_gemma4 = target.spec.architecture in GEMMA4
+    if flavour is None and not is_gemma4:
         facts.error(
             f"target architecture {target.spec.architecture!r} cannot be exported, expected one of "
-            f"{sorted(FLAVOURS)}",
+            f"{sorted([*FLAVOURS, *GEMMA4])}",
             "run it through the Hugging Face port instead (--no-target-graph)",
             unsupported=True,
         )
         return None
     facts.raw("architectures")
+    fields = _flavoured(facts, flavour) if flavour is not None else read_gemma4(facts, target)
+    fields |= {
+        "vocab_size": target.spec.vocab_size,
+        "table_rows": target.spec.table_rows or target.spec.vocab_size,
+        "tie_word_embeddings": _is_tied(facts, target),
+    }
+    for name in ("vocab_size", "table_rows"):
+        facts.say(name, target.spec.sources[name])
+    _refuse(facts, unknown_keys(facts, target) if is_gemma4 else facts.unknown_keys("", HARMLESS))
+    if not facts.is_whole:
+        return None
+    used = {
+        name: facts.sources[name] for name in DecoderSpec.__dataclass_fields__ if name != "sources"
+    }
+    return DecoderSpec(**fields, sources=used)
+
+
+def _flavoured(facts: Facts, flavour: Flavour) -> dict[str, Any]:
     heads = facts.number("num_heads", ["num_attention_heads"], low=1, high=1 << 14)
     hidden = facts.number("hidden_size", ["hidden_size"], low=2, high=1 << 24)
     size = flavour.head_dim or hidden // heads
@@ -102,24 +130,19 @@ def _read(facts: Facts, target: Target) -> DecoderSpec | None:
             "activation", ["hidden_act"], choices=ACTIVATIONS, default="silu", why="default silu"
         ),
         "qk_norm": flavour.qk_norm,
-        "vocab_size": target.spec.vocab_size,
-        "table_rows": target.spec.table_rows or target.spec.vocab_size,
-        "tie_word_embeddings": _is_tied(facts, target),
         **_biases(facts, flavour),
     }
     facts.say("qk_norm", "architectures")
-    for name in ("vocab_size", "table_rows"):
-        facts.say(name, target.spec.sources[name])
     fields["windows"] = _windows(facts, fields["num_layers"])
     types = tuple(FULL if window is None else SLIDING for window in fields["windows"])
     fields["rope"] = read_rope(facts, "", fields["head_dim"], types)
-    _refuse(facts)
-    if not facts.is_whole:
-        return None
-    used = {
-        name: facts.sources[name] for name in DecoderSpec.__dataclass_fields__ if name != "sources"
-    }
-    return DecoderSpec(**fields, sources=used)
+    for key in ("num_experts", "num_local_experts", "logit_scale", "final_logit_softcapping"):
+        if facts.raw(key) not in (None, 0):
+            facts.error(f"{key}: not known to these layers", unsupported=True)
+    for key in ("vocab_size", "unpadded_vocab_size"):
+        facts.raw(key)
+    facts.say("gemma4", "architectures")
+    return fields
 
 
 def _is_tied(facts: Facts, target: Target) -> bool:
@@ -166,15 +189,9 @@ def _windows(facts: Facts, num_layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == SLIDING else None for kind in types)
 
 
-def _refuse(facts: Facts) -> None:
+def _refuse(facts: Facts, unknown: list[str]) -> None:
     if facts.raw("quantization_config") is not None:
         facts.error("quantised targets cannot be exported", unsupported=True)
-    for key in ("num_experts", "num_local_experts", "logit_scale", "final_logit_softcapping"):
-        if facts.raw(key) not in (None, 0):
-            facts.error(f"{key}: not known to these layers", unsupported=True)
-    for key in ("vocab_size", "unpadded_vocab_size"):
-        facts.raw(key)
-    unknown = facts.unknown_keys("", HARMLESS)
     if unknown:
         facts.error(
             f"keys that this version does not know: {unknown}",

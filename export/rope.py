@@ -20,6 +20,7 @@ from draftrt.export.weights import Weights
 from draftrt.spec import RopeSpec
 
 Array = NDArray[np.float32]
+PREFIX = "rope"  # of the constants' names
 
 
 def inverse_frequencies(rope: RopeSpec, *, long: bool = False) -> tuple[Array, float]:
@@ -122,19 +123,20 @@ def tables(rope: RopeSpec, num_positions: int, *, long: bool = False) -> tuple[A
     return (np.cos(angles) * np.float32(factor)), (np.sin(angles) * np.float32(factor))
 
 
-def table_tensors(rope: RopeSpec, num_positions: int) -> dict[str, Array]:
+def table_tensors(rope: RopeSpec, num_positions: int, prefix: str = PREFIX) -> dict[str, Array]:
     """Return the constants a graph needs for this embedding, by initialiser name."""
     if rope.type == "dynamic":
-        return {"rope.inv_freq": inverse_frequencies(rope)[0]}
+        return {f"{prefix}.inv_freq": inverse_frequencies(rope)[0]}
     cos, sin = tables(rope, num_positions)
-    named = {"rope.cos": cos, "rope.sin": sin}
+    named = {f"{prefix}.cos": cos, f"{prefix}.sin": sin}
     if rope.type == "longrope":
-        named["rope.cos_long"], named["rope.sin_long"] = tables(rope, num_positions, long=True)
+        cos, sin = tables(rope, num_positions, long=True)
+        named |= {f"{prefix}.cos_long": cos, f"{prefix}.sin_long": sin}
     return named
 
 
 def rows(
-    rope: RopeSpec, weights: Weights, positions: Tensor, length: Tensor
+    rope: RopeSpec, weights: Weights, positions: Tensor, length: Tensor, prefix: str = PREFIX
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of the given positions, each [1, R, rotary_dim / 2] float32.
 
@@ -144,15 +146,17 @@ def rows(
         positions: [R] int64.
         length: [1] int64, positions in use after this call; selects the regime of ``dynamic`` and
             ``longrope``.
+        prefix: as for `table_tensors`.
     """
+    of = weights.below(prefix)
     if rope.type == "dynamic":
-        return _dynamic_rows(rope, weights("rope.inv_freq"), positions, length)
-    cos = F.embedding(positions, weights("rope.cos"))[None]
-    sin = F.embedding(positions, weights("rope.sin"))[None]
+        return _dynamic_rows(rope, of("inv_freq"), positions, length)
+    cos = F.embedding(positions, of("cos"))[None]
+    sin = F.embedding(positions, of("sin"))[None]
     if rope.type == "longrope":
         beyond = length > (rope.original_max_position_embeddings or rope.max_position_embeddings)
-        cos = torch.where(beyond, F.embedding(positions, weights("rope.cos_long"))[None], cos)
-        sin = torch.where(beyond, F.embedding(positions, weights("rope.sin_long"))[None], sin)
+        cos = torch.where(beyond, F.embedding(positions, of("cos_long"))[None], cos)
+        sin = torch.where(beyond, F.embedding(positions, of("sin_long"))[None], sin)
     return cos, sin
 
 

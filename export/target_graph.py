@@ -19,6 +19,7 @@ from draftrt.export.check_target import check_target, check_target_sampled
 from draftrt.export.checkpoint import FLOATS, TensorRef, from_array, read_headers
 from draftrt.export.decoder import Decoder, decoder_shapes
 from draftrt.export.draft_graph import write_graph_of
+from draftrt.export.gemma4_decoder import rope_of
 from draftrt.export.graph_file import flexible_path
 from draftrt.export.layers import plan_layers, state_name, state_names, write_layers
 from draftrt.export.options import ExportOptions, Report
@@ -35,6 +36,7 @@ GRAPH = "target.onnx"
 ROWS = "R"
 MAX_ROWS = 256
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+PREFIX = "model."
 
 
 def target_signature(
@@ -46,8 +48,7 @@ def target_signature(
     is_flexible: bool = False,
 ) -> Signature:
     """Return the table of a target graph; prompts longer than `MAX_ROWS` are fed in pieces."""
-    rows = CAPACITY if is_flexible else max_context
-    cache: tuple[int | str, ...] = (1, spec.num_kv_heads, rows, spec.head_dim)
+    length = CAPACITY if is_flexible else max_context
     inputs = [
         TensorSpec(name="input_ids", dtype="int64", shape=(1, ROWS), about="new tokens"),
         TensorSpec(
@@ -68,6 +69,8 @@ def target_signature(
             TensorSpec(name="features", dtype="float32", shape=(1, ROWS, width), about=about)
         )
     for index in range(spec.num_layers):
+        groups, dim = spec.cache_shape(index)
+        cache = (1, groups, length, dim)
         for part in ("key", "value"):
             past = f"past_{part}_{index}"
             inputs.append(TensorSpec(name=past, dtype=precision.dtype, shape=cache))
@@ -88,7 +91,7 @@ def target_tensors(
     Raises:
         CheckpointError: tensors missing, left over or of another shape; all at once.
     """
-    refs = read_headers(folder)
+    refs = _in_words_of_the_graph(read_headers(folder), spec)
     wanted = decoder_shapes(spec)
     findings = _problems(spec, refs, wanted, folder)
     collect(findings)
@@ -98,9 +101,27 @@ def target_tensors(
         if ref.shape[0] > shape[0]:
             ref = ref.rows(0, shape[0])
         made[name] = GraphTensor(name, shape, graph_dtype(name, precision), ref)
-    for name, table in rope.table_tensors(spec.rope, max_context).items():
-        made[name] = GraphTensor(name, table.shape, torch.float32, from_array(name, table))
+    for window in dict.fromkeys(spec.windows):
+        embedding, prefix = rope_of(spec, window)
+        for name, table in rope.table_tensors(embedding, max_context, prefix).items():
+            made[name] = GraphTensor(name, table.shape, torch.float32, from_array(name, table))
     return made
+
+
+def _in_words_of_the_graph(
+    refs: Mapping[str, TensorRef], spec: DecoderSpec
+) -> Mapping[str, TensorRef]:
+    """Return the text model's tensors by the names of a plain decoder.
+
+    A checkpoint that also sees or hears keeps the rest beside its text model.
+    """
+    if spec.gemma4 is None or spec.gemma4.tensor_prefix == PREFIX:
+        return refs
+    prefix = spec.gemma4.tensor_prefix
+    text = {
+        PREFIX + name[len(prefix) :]: ref for name, ref in refs.items() if name.startswith(prefix)
+    }
+    return text | {name: refs[name] for name in (HEAD,) if name in refs}
 
 
 def _problems(

@@ -64,15 +64,33 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 12,
     },
 }
+GEMMA4 = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 3,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 2,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 8.0,
+}
+MODELS |= {
+    "Gemma4Unified": {**GEMMA4, "attention_k_eq_v": True},
+    "Gemma4": {**GEMMA4, "attention_bias": True, "hidden_size_per_layer_input": 0},
+}
 PROMPT = np.random.default_rng(5).integers(0, NUM_TOKENS, 45).astype(np.int64)
 
 
 def make_model(name: str, folder: Path) -> Any:
     import transformers
 
-    config = getattr(transformers, f"{name}Config")(**BASE, **MODELS[name])
+    kind = f"{name}TextConfig" if name.startswith("Gemma4") else f"{name}Config"
+    config = getattr(transformers, kind)(**{**BASE, **MODELS[name]})
     torch.manual_seed(3)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for key, scalar in model.named_buffers():
+        if key.endswith("layer_scalar"):
+            scalar.fill_(0.7)
     for key, weight in model.named_parameters():
         noise = torch.randn(weight.shape)
         weight.data = 1 + 0.3 * noise if key.endswith("norm.weight") else 0.15 * noise
@@ -94,7 +112,7 @@ def greedy(model: Any, count: int) -> list[int]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.extended] if name in ("Qwen2", "Mistral") else [])
+        pytest.param(name, marks=[pytest.mark.extended] if name in ("Qwen2", "Gemma4") else [])
         for name in MODELS
     ],
 )
