@@ -21,6 +21,8 @@ from draftrt.runtime.load import open_graph
 from draftrt.runtime.trt import TrtSession
 from draftrt.runtime.trt_plan import open_plan
 from draftrt.spec import Precision
+from draftrt.validate.parity import check_parity
+from draftrt.validate.parity_report import as_text
 
 pytestmark = [pytest.mark.gpu, pytest.mark.trt, pytest.mark.slow]
 
@@ -184,3 +186,17 @@ def test_plans_that_do_not_fit_the_gpu_or_the_feeds_are_refused(
         (tmp_path / file).write_bytes(b"damaged" * 1000)
     with pytest.raises(BackendError, match="does not load it"):
         open_plan(Bundle(tmp_path, bundle.manifest), "draft", backend)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("name", ["tiny-dflash", "tiny-dspark"])
+def test_a_plan_does_what_its_module_does(
+    name: str, precision: Precision, pair_bundle: PairBundle, gpu: Any
+) -> None:
+    """The limits of GPUs in validate/tolerances.py are argued, not measured: this measures them."""
+    options = ExportOptions(max_context=256, precision=precision, extra_outputs=("logits",))
+    found = check_parity(pair_bundle(name, options), backend=gpu.backend.value)
+    assert found.is_same, "\n".join(as_text(found))
+    assert found.backend == gpu.backend.value
+    assert {one.output for one in found.measures} >= {"logits"}
+    assert not any(name.startswith("present_") for name in found.limits)

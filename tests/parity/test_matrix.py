@@ -6,17 +6,22 @@ Families, heads, masks and RoPE forms are those of the cases.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from draftrt.cli import group
 from draftrt.spec import Precision
 from draftrt.validate.compare import Finding
 from draftrt.validate.golden import case_target
-from draftrt.validate.matrix import MatrixRow, Settings, Source, check_source
+from draftrt.validate.matrix import MatrixRow, Settings, Source, check_matrix, check_source
+from draftrt.validate.matrix_report import as_text
 from draftrt.validate.record import RecordOptions, record_case
+from draftrt.validate.record_files import RecordError
 from draftrt.validate.records import read_case
 
 pytest.importorskip("onnxruntime")
@@ -108,6 +113,42 @@ def test_a_folder_that_is_no_case_is_told_and_stops_no_other(tmp_path: Path) -> 
     assert [row["verdict"] for row in rows] == ["unchecked", "unchecked"]
     assert all("no golden case there" in row["error"] for row in rows)
     assert "2 of 2 comparisons could not be made" in done.stderr
+
+
+def test_a_changed_record_and_a_changed_drafter_are_differences(tmp_path: Path) -> None:
+    """The graph is its module in both; only the record can tell."""
+    answers = shutil.copytree(CASES / "zlab-dflash", tmp_path / "answers")
+    with np.load(answers / "expected.npz") as stored:
+        arrays = dict(stored)
+    arrays["r1.logits"][2, 7] += 0.01
+    np.savez(answers / "expected.npz", **arrays)
+    weights = shutil.copytree(CASES / "zlab-dflash", tmp_path / "weights")
+    tensors = load_file(weights / "draft" / "model.safetensors")
+    tensors["layers.0.self_attn.k_norm.weight"] *= 1.5
+    save_file(tensors, weights / "draft" / "model.safetensors", metadata={"format": "pt"})
+    done = matrix(answers, weights, "--precision", "fp32", "--precision", "bf16", "--json")
+    assert done.exit_code == 3, done.output
+    rows = json.loads(done.stdout)["rows"]
+    assert all(row["parity"]["same"] for row in rows)
+    spoilt = {(row["drafter"], row["precision"]): row["verdict"] for row in rows}
+    # 0.01 is within what rounding to 16 bits may do to a logit; other weights are not
+    assert spoilt == {
+        ("answers", "fp32"): "different",
+        ("answers", "bf16"): "same",
+        ("weights", "fp32"): "different",
+        ("weights", "bf16"): "different",
+    }
+    assert "3 of 4 comparisons differ: answers fp32, weights fp32, weights bf16" in done.stderr
+    told = as_text([MatrixRow(name="x", precision=Precision.FP16, error=RecordError("no case"))])
+    assert told[1].split() == ["x", "fp16", *["-"] * 6, "0.0", "unchecked"]
+    assert told[-1] == "x fp16: no case"
+
+
+def test_processes_share_the_drafters_and_hand_back_what_stopped_them(tmp_path: Path) -> None:
+    sources = [Source(draft=tmp_path / name) for name in ("a", "b", "c")]
+    rows = list(check_matrix(sources, Settings(precisions=(Precision.FP32,)), jobs=2))
+    assert [row.name for row in rows] == ["a", "b", "c"]
+    assert all(isinstance(row.error, RecordError) and row.error.hint for row in rows)
 
 
 @pytest.mark.parametrize(
