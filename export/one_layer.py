@@ -57,7 +57,7 @@ def write_one_layer(
     for node in body:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        copy.input[:] = [renamed.get(name, name) for name in node.input]
+        copy.input[:] = [renamed.get(name, _own_cache(name, layer)) for name in node.input]
         nodes.append(copy)
     weights = {tensor.name: tensor for tensor in graph.initializer}
     _cut_tables(nodes, weights, rows, tables)
@@ -81,6 +81,12 @@ def write_one_layer(
     made = onnx.helper.make_model(small, opset_imports=model.opset_import)
     made.ir_version = model.ir_version
     onnx.save(made, str(path))
+
+
+def _own_cache(name: str, layer: int) -> str:
+    """Return a value's name, that of a cache as this layer's: shared nodes ask one for its rows."""
+    match = CACHE.match(name)
+    return name if match is None else f"{match[1]}{layer}"
 
 
 def _belongs(name: str, layer: int) -> bool:

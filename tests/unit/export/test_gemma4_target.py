@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftrt.errors import DraftrtError
+from draftrt.export.check_target import check_target_sampled
 from draftrt.export.decoder import Decoder
 from draftrt.export.decoder_config import read_decoder
+from draftrt.export.pipeline import ExportOptions, export_bundle
 from draftrt.export.target import read_target
 from draftrt.export.target_graph import target_tensors
 from draftrt.spec import DecoderSpec, Precision
-from draftrt.validate.toy_tokenizer import NUM_TOKENS
+from draftrt.validate.toy_tokenizer import NUM_TOKENS, write_tokenizer
 
 transformers = pytest.importorskip("transformers")
 
@@ -174,3 +176,17 @@ def test_what_these_layers_do_not_have_is_refused_by_name(
     folder = rewrite(model[1], tmp_path / "changed", lambda config: config.update(change))
     with pytest.raises(DraftrtError, match=message):
         read_decoder(read_target(folder))
+
+
+def test_single_layers_of_the_written_graph_are_the_modules(
+    model: tuple[Any, Path], tmp_path: Path
+) -> None:
+    """The comparison that large targets get: a sliding layer and a full one by themselves."""
+    _, folder = model
+    write_tokenizer(folder)
+    out = export_bundle(None, folder, tmp_path / "bundle", ExportOptions(max_context=CONTEXT))
+    spec = read_decoder(read_target(folder))
+    tensors = target_tensors(spec, folder, Precision.FP32, CONTEXT)
+    lines = check_target_sampled(out / "target.onnx", spec, tensors, (), Precision.FP32, CONTEXT)
+    kinds = {spec.windows[int(line.split()[1])] for line in lines if line.startswith("layer ")}
+    assert kinds == {12, None}
