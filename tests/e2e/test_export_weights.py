@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from draftrt.bundle import Bundle, sha256_of
 from draftrt.cli import group
 from draftrt.errors import BundleError, ExportError
+from draftrt.export.pipeline import ExportOptions, export_bundle
 from draftrt.runtime.load import open_graph
 from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
@@ -169,6 +170,15 @@ def test_a_graph_passes_the_check_by_samples(folder: Path) -> None:
     lines = sampled(folder)
     assert "rows of all" in lines[0]
     assert [line.split(",")[0] for line in lines[1:]] == ["layer 0 of 2", "layer 1 of 2"]
+
+
+@pytest.mark.parametrize("kind", [Kind.ZLAB_DFLASH, Kind.SPECULATORS_DFLASH])
+def test_windowed_layers_pass_the_check_by_samples(kind: Kind, tmp_path: Path) -> None:
+    write_drafter(tmp_path / "draft", ToyDrafter(kind=kind, sliding_window=8))
+    write_target(tmp_path / "target", ToyTarget())
+    options = ExportOptions(max_context=CONTEXT, target_graph=False)
+    export_bundle(tmp_path / "draft", tmp_path / "target", tmp_path / "copied", options)
+    assert len(sampled(tmp_path)) == 3
 
 
 def edit(change: Callable[[Any], None]) -> Callable[[Path], None]:
