@@ -20,6 +20,11 @@ COMMANDS = {
         "inspect",
         "Show every resolved fact of a checkpoint.",
     ),
+    "plan": (
+        "draftrt.validate.plan_command",
+        "plan",
+        "Tell what a pair takes and where it fits.",
+    ),
     "build": ("draftrt.engines.command", "build", "Build a TensorRT plan from a bundle."),
     "run": ("draftrt.runtime.command", "run", "Decode a prompt with drafter and target."),
     "bench": (

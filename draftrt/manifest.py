@@ -25,6 +25,8 @@ class GraphEntry:
         flexible: the same graph over the same data with the rows of its caches open (size ``L``),
             for backends that can grow them; empty where there is none.
         quantization: parts whose weights are stored quantised, each with its scheme.
+        weight_bytes: bytes of the weights, each once; 0 where an older draftrt wrote the bundle.
+        read_bytes: those of them that a call reads whole; of a lookup table it reads some rows.
         borrowed: weights that lie in the data of another graph of the bundle, which has them too,
             to that file.
     """
@@ -38,6 +40,8 @@ class GraphEntry:
     signature: Signature
     flexible: str = ""
     quantization: dict[Part, Scheme] = field(default_factory=dict)
+    weight_bytes: int = 0
+    read_bytes: int = 0
     borrowed: dict[str, str] = field(default_factory=dict)
 
 

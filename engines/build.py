@@ -54,6 +54,7 @@ def build_plan(
     *,
     force: bool = False,
     on_tick: Callable[[float], None] = lambda _: None,
+    check: Callable[[Bundle], None] | None = None,
 ) -> BuildResult:
     """Build a plan, or return the one that the same graph, options and backend version gave before.
 
@@ -65,6 +66,7 @@ def build_plan(
         options: what to build.
         force: build even when the plan is there.
         on_tick: called a few times a second with the seconds since the build began.
+        check: called before anything is built; what it raises ends the work.
 
     Raises:
         BundleError: no such graph, or the bundle is damaged or cannot be written.
@@ -80,6 +82,8 @@ def build_plan(
     present = opened.manifest.plans.get(expected.file)
     if present is not None and not force and _is_same_build(present, expected):
         return BuildResult(bundle=opened, entry=present, is_cached=True, reply=None)
+    if check is not None:
+        check(opened)
     request = BuildRequest(
         backend=options.backend,
         sms=options.sms,

@@ -12,6 +12,8 @@ import click
 from draftrt.codec import to_json
 from draftrt.engines.build import BuildResult, build_plan
 from draftrt.engines.capabilities import FACTS, Backend
+from draftrt.engines.devices import find_device
+from draftrt.engines.memory import check_fits
 from draftrt.engines.options import BuildOptions
 from draftrt.errors import SpecError
 from draftrt.signature import DimRange
@@ -84,6 +86,16 @@ def parse_dimensions(
     help="Seconds.",
 )
 @click.option("--workspace", type=click.IntRange(min=1), help="Most scratch memory of a layer, MB.")
+@click.option(
+    "--device",
+    "device_name",
+    metavar="NAME",
+    help="What is to run it (`draftrt plan --device all` lists them): chooses the SM, and a bundle "
+    "that does not fit there is refused.",
+)
+@click.option(
+    "--ignore-memory", is_flag=True, help="Build what does not fit here or on the device."
+)
 @click.option("--force", is_flag=True, help="Build even if the same plan is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan's record as JSON.")
 def build(
@@ -94,6 +106,8 @@ def build(
     dimensions: dict[str, DimRange],
     timeout: float,
     workspace: int | None,
+    device_name: str | None,
+    ignore_memory: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -101,6 +115,9 @@ def build(
 
     The plan is not loaded or run: that takes a GPU it was built for.
     """
+    device = None if device_name is None else find_device(device_name)
+    if device is not None and not FACTS[Backend(backend)].needs_gpu:
+        sms = sms or (device.sm,)
     if sms is None and not FACTS[Backend(backend)].needs_gpu:
         raise click.UsageError(f"--sm is missing: the SMs to build for ({_VALID_SMS})")
     options = BuildOptions(
@@ -111,7 +128,13 @@ def build(
         workspace_bytes=None if workspace is None else workspace * 2**20,
         timeout_s=timeout,
     )
-    result = build_plan(bundle, options, force=force, on_tick=_show_elapsed)
+    result = build_plan(
+        bundle,
+        options,
+        force=force,
+        on_tick=_show_elapsed,
+        check=None if ignore_memory else lambda opened: check_fits(opened, graph, device),
+    )
     if sys.stderr.isatty():
         click.echo("\r\033[K", nl=False, err=True)
     click.echo(json.dumps(as_record(result), indent=1) if as_json else as_text(result))

@@ -43,19 +43,18 @@ class Device:
         reserve = SHARED_RESERVE_BYTES if self.is_shared else DISCRETE_RESERVE_BYTES
         return self.memory_bytes - reserve
 
-    @property
-    def builders(self) -> tuple[Backend, ...]:
-        """Builders that make plans for it; TensorRT-RTX on any machine, TensorRT on the device."""
-        return tuple(backend for backend, facts in FACTS.items() if self.sm in facts.sms)
+    def builders(self, precision: Precision) -> tuple[Backend, ...]:
+        """Return the builders that make plans of this precision for it.
 
-    def runs(self, precision: Precision) -> bool:
-        """Return whether a plan of this precision can be built for it."""
-        return any(self._runs_on(backend, precision) for backend in self.builders)
-
-    def _runs_on(self, backend: Backend, precision: Precision) -> bool:
+        TensorRT-RTX does so on any machine, TensorRT on the device itself.
+        """
         # Whatever the precision, a draft graph has float32 products: `fc` and the heads.
         wanted = (Feature.FP32_MATMUL, *PRECISION_FEATURES[precision])
-        return all(self.sm >= FACTS[backend].first_sm[feature] for feature in wanted)
+        return tuple(
+            backend
+            for backend, facts in FACTS.items()
+            if self.sm in facts.sms and all(self.sm >= facts.first_sm[one] for one in wanted)
+        )
 
 
 def _table(*rows: tuple[str, int, int, float, bool]) -> dict[str, Device]:
@@ -96,7 +95,7 @@ DEVICES: Mapping[str, Device] = _table(
     ("rtx-5080", 120, 16, 960, False),
     ("rtx-5090", 120, 32, 1792, False),
     ("rtx-pro-6000", 120, 96, 1792, False),
-    ("h200", 90, 141, 4800, False),
+    ("h200", 90, 139, 4800, False),
 )
 
 

@@ -128,6 +128,7 @@ def check_target_sampled(
             session = open_session(small)
             names = [item.name for item in session.get_outputs()]
             got = _run_session(session, feeds)
+            del session  # and the weights it mapped
         what = f"layer {layer} of {spec.num_layers}, vocabulary rows {block}"
         where = f"{path.name}, {what}: at context {length} with {count} tokens"
         gap = _largest_gap(where, names, want, got, length + count, computed)

@@ -9,8 +9,8 @@ import click
 from draftrt.export.drafter import EXTRA_OUTPUTS
 from draftrt.export.ops import Profile
 from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.places import WeightMode
 from draftrt.export.progress import ProgressBar
-from draftrt.export.weight_files import WeightMode
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision

@@ -22,6 +22,7 @@ from draftrt.export.shapes import tensor_shapes
 from draftrt.export.signature import CAPACITY, draft_signature
 from draftrt.export.trace import trace
 from draftrt.export.weight_files import PlacedWeights, WeightFiles, weight_files
+from draftrt.export.weight_slices import is_read_whole
 from draftrt.export.weights import placeholders
 from draftrt.quantization import DRAFT
 from draftrt.signature import Signature
@@ -103,6 +104,8 @@ def write_draft_graph(
         signature=signature,
         quantization=dict(weights.quantization),
         borrowed=weights.borrowed(),
+        weight_bytes=weights.num_bytes(),
+        read_bytes=weights.num_bytes(is_read_whole),
     )
 
 

@@ -15,8 +15,8 @@ from draftrt.errors import ExportError
 from draftrt.export.assemble import GraphTensor
 from draftrt.export.graph_recorder import onnx_type
 from draftrt.export.grouped_attention import group_attention
+from draftrt.export.places import Place, QuantizedWeight
 from draftrt.export.quantized_graph import CODES, SCALES, look_up_codes
-from draftrt.export.weight_files import Place, QuantizedWeight
 from draftrt.quantization import Scheme
 
 

@@ -98,6 +98,11 @@ class Recorder(TorchFunctionMode):
         result = form(self, out, *args, **kwargs)
         return out if result is None else result
 
+    def forget(self) -> None:
+        """Let go of the examples; what was recorded stays."""
+        for held in (self._kept, self._names, self._sizes, self._seen, self.values):
+            held.clear()
+
     def input(self, name: str, tensor: Tensor, open_axes: Sequence[int] = ()) -> Tensor:
         """Make an example an input or a weight of the graph."""
         self.bind(tensor, name)

@@ -27,8 +27,12 @@ class Links:
         self.sources: dict[str, Path] = {}
         self._folder = folder
 
-    def add(self, file: Path) -> str:
+    def add(self, file: Path, *, is_real: bool = True) -> str:
         """Point to a file and return its name in the bundle, relative and with forward slashes.
+
+        Args:
+            file: the checkpoint's.
+            is_real: make the link; else only name it.
 
         Raises:
             ExportError: the file system cannot; the bundle has to lie on that of the checkpoint.
@@ -40,6 +44,9 @@ class Links:
         name = f"{FOLDER}/{file.parent.name}-{file.name}"
         while name in self.sources:
             name = name.replace(f"{FOLDER}/", f"{FOLDER}/_", 1)
+        self.sources[name] = source
+        if not is_real:
+            return name
         place = self._folder / name
         place.parent.mkdir(exist_ok=True)
         try:
@@ -54,7 +61,6 @@ class Links:
                 f"--weights link: {source} cannot be linked into the bundle: {why}",
                 hint="write the bundle to the checkpoint's file system, or use --weights copy",
             ) from error
-        self.sources[name] = source
         return name
 
     def entries(self, *, is_full: bool) -> dict[str, LinkEntry]:

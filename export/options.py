@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from draftrt.export.ops import Profile
-from draftrt.export.weight_files import WeightMode
+from draftrt.export.places import WeightMode
 from draftrt.quantization import Quantization
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision
 

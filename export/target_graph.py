@@ -27,6 +27,7 @@ from draftrt.export.quantized_graph import check_quantization
 from draftrt.export.signature import CAPACITY
 from draftrt.export.trace import trace
 from draftrt.export.weight_files import PlacedWeights, WeightFiles
+from draftrt.export.weight_slices import is_read_whole
 from draftrt.export.weights import placeholders
 from draftrt.quantization import TARGET
 from draftrt.signature import DimRange, Signature, TensorSpec
@@ -225,6 +226,8 @@ def write_target_graph(
         signature=fixed,
         quantization=dict(weights.quantization),
         borrowed=weights.borrowed(),
+        weight_bytes=weights.num_bytes(),
+        read_bytes=weights.num_bytes(is_read_whole),
     )
 
 

@@ -64,7 +64,9 @@ def trace(
     if len(outputs) != len(names):
         raise ExportError(f"the module returned {len(outputs)} values, expected {names}")
     symbols = {size: name for name, size in open_sizes.items()}
-    return _model(recorder, [tensor.name for tensor in signature.inputs], names, outputs, symbols)
+    model = _model(recorder, [tensor.name for tensor in signature.inputs], names, outputs, symbols)
+    recorder.forget()  # it refers to itself, and examples can be large
+    return model
 
 
 def _open_sizes(signature: Signature, weights: Iterable[Tensor]) -> dict[str, int]:

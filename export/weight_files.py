@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,44 +20,16 @@ from draftrt.bundle import sha256_of
 from draftrt.errors import ExportError
 from draftrt.export.assemble import GraphTensor
 from draftrt.export.links import Links
+from draftrt.export.places import Place, Progress, QuantizedWeight, WeightMode
 from draftrt.export.quantized_file import write_quantized
 from draftrt.export.quantized_graph import QuantizedUse
+from draftrt.export.quantized_sizes import is_quantised, quantised_bytes
 from draftrt.export.weight_slices import SLICE_BYTES, is_linkable, num_bytes, slices
 from draftrt.manifest import FileEntry
-from draftrt.quantization import HEAD, TABLES, Part, Quantization, part_of
+from draftrt.quantization import Quantization
 
 INLINE_BYTES = 1024
 ALIGNMENT = 4096
-
-
-class WeightMode(str, Enum):
-    """Whether a bundle holds its weights or points to those of the checkpoint."""
-
-    COPY = "copy"
-    LINK = "link"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Bytes of a file.
-
-    Attributes:
-        file: name in the bundle.
-        offset: first byte.
-        length: number of bytes.
-    """
-
-    file: str
-    offset: int
-    length: int
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far the copying is, in bytes; read while another thread counts."""
-
-    done: int = 0
-    total: int = 0
 
 
 OnTick = Callable[[Progress], None]
@@ -74,21 +45,6 @@ class _DataFile:
     end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedWeight:
-    """A quantised weight that is written.
-
-    Attributes:
-        use: the weight.
-        codes: where its codes lie.
-        scales: where its scales lie.
-    """
-
-    use: QuantizedUse
-    codes: Place
-    scales: Place
-
-
 class WeightFiles:
     """The weights of the graphs of one bundle folder.
 
@@ -98,8 +54,13 @@ class WeightFiles:
     """
 
     def __init__(
-        self, folder: Path, mode: WeightMode, pool: ThreadPoolExecutor, on_tick: OnTick
+        self,
+        folder: Path,
+        mode: WeightMode,
+        pool: ThreadPoolExecutor | None = None,
+        on_tick: OnTick = lambda progress: None,
     ) -> None:
+        """Prepare; without a pool everything is planned and nothing written."""
         self.progress = Progress()
         self.links = Links(folder)
         self._folder = folder
@@ -126,10 +87,11 @@ class WeightFiles:
         places = {
             name: self._place(plan, tensor)
             for name, tensor in tensors.items()
-            if num_bytes(tensor) > INLINE_BYTES and not _is_quantised(name, tensors, quantization)
+            if num_bytes(tensor) > INLINE_BYTES and not is_quantised(name, tensors, quantization)
         }
         self.progress.total += plan.end
-        self._copies[data] = self._pool.submit(self._write, plan)
+        if self._pool is not None:
+            self._copies[data] = self._pool.submit(self._write, plan)
         return PlacedWeights(tensors, places, data, self, quantization)
 
     def finish(self, data: str) -> FileEntry:
@@ -142,6 +104,7 @@ class WeightFiles:
 
     def hash_input(self, path: Path) -> None:
         """Begin to hash a file of the checkpoint."""
+        assert self._pool is not None
         self._inputs[path] = self._pool.submit(self._hash, path)
 
     def input_hashes(self) -> dict[Path, str]:
@@ -159,12 +122,19 @@ class WeightFiles:
                 codes, scales = write_quantized(stream, use, _align)
                 written.append(QuantizedWeight(use, Place(data, *codes), Place(data, *scales)))
         entry = FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
+        assert self._pool is not None
         self._copies[data] = self._pool.submit(lambda: entry)
         return written
 
     def entries(self) -> dict[str, FileEntry]:
         """Return size and hash of every data file, waiting for what is still copied."""
         return {data: self.finish(data) for data in self._copies}
+
+    def linked_bytes(self) -> int:
+        """Return the bytes of weights that lie in the checkpoint's own files."""
+        return sum(
+            {p: p.length for p in self._placed.values() if p.file in self.links.sources}.values()
+        )
 
     def stop(self) -> None:
         """End the copying soon; what is written so far is of no use."""
@@ -181,7 +151,8 @@ class WeightFiles:
             return Place(found.file, found.offset, size)
         if self._mode is WeightMode.LINK and is_linkable(tensor):
             assert source.file is not None
-            place = Place(self.links.add(source.file), source.offset, size)
+            is_real = self._pool is not None
+            place = Place(self.links.add(source.file, is_real=is_real), source.offset, size)
         else:
             offset = -(-plan.end // ALIGNMENT) * ALIGNMENT
             place = Place(plan.path.name, offset, size)
@@ -256,6 +227,23 @@ class PlacedWeights:
             if place.file != self.data and place.file not in links
         }
 
+    def num_bytes(self, counts: Callable[[str], bool] = lambda name: True) -> int:
+        """Return the bytes of the weights that count, those at one place once, and quantised."""
+        places = {self.places[name] for name in self.places if counts(name)}
+        first = {(place.file, place.offset): 0 for place in places}
+        for place in places:
+            key = (place.file, place.offset)
+            first[key] = max(first[key], place.length)
+        return sum(first.values()) + self.quantised_bytes(counts)
+
+    def quantised_bytes(self, counts: Callable[[str], bool] = lambda name: True) -> int:
+        """Return the bytes of codes and scales of the weights that count."""
+        return sum(
+            quantised_bytes(name, tensor, self.quantization)
+            for name, tensor in self.tensors.items()
+            if counts(name)
+        )
+
     def linked_bytes(self) -> int:
         """Return the bytes that lie in the checkpoint's own files."""
         links = self.files.links.sources
@@ -281,13 +269,3 @@ def weight_files(
         except BaseException:
             files.stop()
             raise
-
-
-def _is_quantised(
-    name: str, tensors: Mapping[str, GraphTensor], quantization: Quantization
-) -> bool:
-    """Return whether every use of a weight is quantised; a tied table has two."""
-    if name in TABLES:
-        is_tied = HEAD not in tensors
-        return Part.EMBEDDING in quantization and (not is_tied or Part.HEAD in quantization)
-    return part_of(name, is_product=True) in quantization

@@ -9,6 +9,18 @@ import torch
 from draftrt.export.assemble import GraphTensor
 
 SLICE_BYTES = 1 << 24
+LOOKED_UP = (  # tables of which a call reads some rows
+    "embed_tokens.weight",
+    "markov_w1.weight",
+    "predecessor_codebook.weight",
+    "successor_codebook.weight",
+    "d2t",
+)
+
+
+def is_read_whole(name: str) -> bool:
+    """Return whether a call reads all of a weight, as far as its name tells."""
+    return not name.endswith(LOOKED_UP) and not name.startswith("rope.")
 
 
 def num_bytes(tensor: GraphTensor) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from draftrt.export.places import Progress
 from draftrt.export.progress import bar
-from draftrt.export.weight_files import Progress
 
 
 def test_the_bar_tells_bytes_and_the_time_that_is_left() -> None:

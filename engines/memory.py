@@ -1,0 +1,167 @@
+"""Memory that a graph takes: on the device that runs its plan, and here while the plan is built.
+
+Weights and caches are counted. A plan's size and the peak of its build are straight lines through
+what was measured with TensorRT-RTX 1.7 on a machine without a GPU (docs/log.md). Scratch memory on
+a device was not measured: it is taken as what a call reads and returns, twice, and a fixed part.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftrt.bundle import Bundle, GraphEntry
+from draftrt.engines.devices import Device
+from draftrt.errors import BuildError
+from draftrt.signature import Signature, TensorSpec
+from draftrt.spec import DrafterSpec
+
+PLAN_BYTES, PLAN_LAYER_BYTES, PLAN_STEP_BYTES = 2_650_000, 440_000, 230_000
+BUILD_BYTES, BUILD_LAYER_BYTES, BUILD_FACTOR = 300 * 10**6, 9 * 10**6, 2.25
+SCRATCH_BYTES = 64 * 2**20
+ITEMSIZE = {"int64": 8, "int32": 4, "bool": 1, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphMemory:
+    """What one graph takes, in bytes.
+
+    Attributes:
+        weights: of the graph, each once.
+        read: weights that a call reads whole.
+        caches: at the context asked for.
+        scratch: estimate of what a call needs besides.
+        plan: size of a plan file, predicted; it is what the weights take on the device.
+        build: peak resident memory of the build, predicted.
+    """
+
+    weights: int
+    read: int
+    caches: int
+    scratch: int
+    plan: int
+    build: int
+
+    @property
+    def device(self) -> int:
+        """Memory on the device."""
+        return self.plan + self.caches + self.scratch
+
+
+def graph_memory(
+    weights: int,
+    read: int,
+    signature: Signature,
+    max_context: int,
+    context: int | None = None,
+    steps: int = 0,
+) -> GraphMemory:
+    """Count one graph.
+
+    Args:
+        weights: bytes of its weights.
+        read: those of them that a call reads whole.
+        signature: of the graph, caches at their largest.
+        max_context: rows of its caches.
+        context: rows in question; None: all. TensorRT plans have caches of all rows.
+        steps: drafts that are drafted one after the other; see `num_steps`.
+    """
+    largest = {name: span.max for name, span in signature.dimensions.items()}
+    caches = {tensor.alias for tensor in signature.outputs if tensor.alias}
+    rows = min(max_context, context or max_context)
+    cached = sum(_bytes(t, largest) for t in signature.inputs if t.name in caches)
+    passed = [t for t in signature.inputs if t.name not in caches]
+    passed += [t for t in signature.outputs if not t.alias]
+    layers = len(caches) // 2
+    return GraphMemory(
+        weights=weights,
+        read=read,
+        caches=cached * rows // max_context,
+        scratch=SCRATCH_BYTES + 2 * sum(_bytes(t, largest) for t in passed),
+        plan=weights + PLAN_BYTES + layers * PLAN_LAYER_BYTES + steps * PLAN_STEP_BYTES,
+        build=BUILD_BYTES + layers * BUILD_LAYER_BYTES + round(BUILD_FACTOR * weights),
+    )
+
+
+def num_steps(spec: DrafterSpec | None) -> int:
+    """Return how many drafts a drafter's graph drafts one after the other."""
+    if spec is None or (spec.markov is None and spec.selector is None):
+        return 0
+    return spec.num_draft_tokens
+
+
+def bundle_memory(bundle: Bundle, context: int | None = None) -> dict[str, GraphMemory]:
+    """Count the graphs of a bundle, name by name; see `graph_memory`."""
+    return {
+        name: _entry_memory(bundle, entry, context)
+        for name, entry in bundle.manifest.graphs.items()
+    }
+
+
+def _entry_memory(bundle: Bundle, entry: GraphEntry, context: int | None) -> GraphMemory:
+    weights = entry.weight_bytes or bundle.manifest.files[entry.data].bytes
+    read = entry.read_bytes or weights
+    steps = (
+        num_steps(bundle.manifest.drafter) if entry is bundle.manifest.graphs.get("draft") else 0
+    )
+    return graph_memory(weights, read, entry.signature, entry.max_context, context, steps)
+
+
+def check_fits(bundle: Bundle, graph: str, device: Device | None) -> None:
+    """Refuse a build whose plan this machine cannot make or the device cannot run.
+
+    Args:
+        bundle: the bundle.
+        graph: the graph to build.
+        device: what is to run the graphs of the bundle, all at once; None for anything.
+
+    Raises:
+        BuildError: with the numbers, everything that does not fit.
+    """
+    memory = bundle_memory(bundle)
+    wanted, total = memory[graph], _total_memory()
+    problems = []
+    if wanted.build > total:
+        problems.append(
+            f"the build takes about {_gb(wanted.build)}, this machine has {_gb(total)} of memory"
+        )
+    free = shutil.disk_usage(bundle.path).free
+    if wanted.plan > free:
+        problems.append(f"the plan takes about {_gb(wanted.plan)}, the disk has {_gb(free)} left")
+    if device is not None and not fits(memory.values(), device):
+        needs = ", ".join(f"{name} {_gb(one.device)}" for name, one in memory.items())
+        problems.append(
+            f"{device.name} has {_gb(device.usable_bytes)} of its {_gb(device.memory_bytes)} for "
+            f"models, the graphs need {_gb(sum(one.device for one in memory.values()))} ({needs})"
+        )
+    if problems:
+        raise BuildError(
+            f"graph {graph!r} does not fit: " + "; ".join(problems),
+            hint="`draftrt plan` shows what fits where; a smaller --max-context or --quantize int4 "
+            "at export takes less; --ignore-memory builds anyway",
+        )
+
+
+def fits(graphs: Iterable[GraphMemory], device: Device) -> bool:
+    """Return whether graphs run on a device together."""
+    return sum(graph.device for graph in graphs) <= device.usable_bytes
+
+
+def _bytes(tensor: TensorSpec, largest: dict[str, int]) -> int:
+    size = ITEMSIZE[tensor.dtype]
+    for length in tensor.shape:
+        size *= largest[length] if isinstance(length, str) else length
+    return size
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def _total_memory() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no MemTotal in /proc/meminfo")

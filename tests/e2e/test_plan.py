@@ -1,0 +1,147 @@
+"""`draftrt plan`: what is predicted for the shipped pair against what is then made of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from draftrt.bundle import Bundle
+from draftrt.cli import group
+from draftrt.runtime.schedule import Costs, write_costs
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("plan")]
+PAIR = ("tests/assets/tiny-dflash", "tests/assets/tiny-target")
+PEAK = """
+import sys
+from pathlib import Path
+from draftrt.cli import group
+group(sys.argv[1:], standalone_mode=False)
+text = Path("/proc/self/status").read_text()
+print("peak", int(text.split("VmHWM:")[1].split()[0]) * 1024)
+"""
+
+
+def plan(*words: str) -> Any:
+    result = CliRunner().invoke(group, ["plan", *words, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def exported(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The shipped pair's bundle in fp16, and the peak memory of the process that wrote it."""
+    out = tmp_path_factory.mktemp("plan") / "bundle"
+    line = ["export", PAIR[0], "--target", PAIR[1], "-o", str(out), "--precision", "fp16"]
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, *line], cwd=root, capture_output=True, text=True, check=True
+    )
+    return out, int(done.stdout.split("peak ")[1])
+
+
+def near(found: float, predicted: float) -> bool:
+    return abs(found - predicted) <= 0.1 * found
+
+
+def test_predictions_are_within_a_tenth_of_what_is_then_measured(
+    exported: tuple[Path, int], monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    monkeypatch.chdir(root)
+    out, peak = exported
+    found = plan(PAIR[0], "--target", PAIR[1], "--precision", "fp16", "--device", "rtx-4090")
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    assert near(size, found["bundle_bytes"]), (size, found["bundle_bytes"])
+    assert near(peak, found["export_peak_bytes"]), (peak, found["export_peak_bytes"])
+    bundle = Bundle.open(out)
+    for name, entry in bundle.manifest.graphs.items():
+        assert entry.weight_bytes == found["graphs"][name]["weights"]
+        assert entry.read_bytes == found["graphs"][name]["read"]
+    borrowed = bundle.graph("target").borrowed
+    assert (found["shared_bytes"] > 0) == bool(borrowed)
+    again = plan(str(out), "--device", "rtx-4090")
+    assert again["graphs"] == found["graphs"]
+
+
+@pytest.mark.trt
+@pytest.mark.slow
+def test_plans_are_predicted_within_a_tenth(exported: tuple[Path, int]) -> None:
+    out, _ = exported
+    found = plan(str(out))
+    result = CliRunner().invoke(
+        group, ["build", str(out), "--device", "rtx-4090", "--json"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    built = json.loads(result.stdout)
+    assert built["sms"] == [89]
+    assert near(built["size_bytes"], found["graphs"]["draft"]["plan"])
+    assert near(built["peak_rss_bytes"], found["graphs"]["draft"]["build"])
+
+
+def test_a_table_of_devices_says_what_fits_and_who_builds(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    monkeypatch.chdir(root)
+    result = CliRunner().invoke(
+        group, ["plan", PAIR[0], "--target", PAIR[1], "--precision", "bf16"]
+    )
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if " GB  " in line}
+    assert " 87 " in rows["orin-nano-8gb"]
+    assert "yes  tensorrt " in rows["orin-nano-8gb"]
+    assert "yes  tensorrt-rtx, tensorrt" in rows["rtx-5090"]
+    assert "none for bf16" in rows["t4"]
+    assert "tokens a round" in rows["thor"]
+
+
+def test_what_fits_nowhere_asked_for_is_exit_status_3(
+    exported: tuple[Path, int], tmp_path: Path
+) -> None:
+    import shutil
+    from dataclasses import replace
+
+    from draftrt.bundle import read_manifest, write_manifest
+
+    copy = tmp_path / "bundle"
+    shutil.copytree(exported[0], copy)
+    manifest = read_manifest(copy)
+    large = replace(manifest.graphs["target"], weight_bytes=20 * 10**9, read_bytes=20 * 10**9)
+    write_manifest(copy, replace(manifest, graphs={**manifest.graphs, "target": large}))
+    invoke = CliRunner().invoke
+    assert invoke(group, ["plan", str(copy), "--device", "rtx-4060"]).exit_code == 3
+    assert invoke(group, ["plan", str(copy), "--device", "rtx-5090"]).exit_code == 0
+
+
+def test_measured_costs_become_advice(exported: tuple[Path, int], tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "bundle"
+    shutil.copytree(exported[0], copy)
+    costs = Costs(draft_ms=5.0, verify_ms={1: 10.0, 8: 24.0}, context=256)
+    write_costs(copy, "target graph, onnxruntime, cpu, 1 thread", costs)
+    result = CliRunner().invoke(group, ["plan", str(copy), "--device", "rtx-4090"])
+    assert "measured: target graph, onnxruntime, cpu, 1 thread, behind 256 tokens" in result.stdout
+    assert "it pays from an acceptance length of 2.90 on" in result.stdout  # (5 + 24) / 10
+    assert "if 50 % of drafts are kept:" in result.stdout
+    assert "modelled: rtx-4090, memory traffic alone" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([PAIR[0]], "no target given"),
+        ([PAIR[0], "--target", PAIR[1], "--device", "abacus"], "device 'abacus' is not known"),
+        (["nowhere", "--target", PAIR[1]], "no such folder"),
+    ],
+)
+def test_what_cannot_be_planned_is_an_error(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    monkeypatch.chdir(root)
+    result = CliRunner().invoke(group, ["plan", *words])
+    assert result.exit_code == 1
+    assert says in result.stderr
