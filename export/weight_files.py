@@ -130,12 +130,6 @@ class WeightFiles:
         """Return size and hash of every data file, waiting for what is still copied."""
         return {data: self.finish(data) for data in self._copies}
 
-    def linked_bytes(self) -> int:
-        """Return the bytes of weights that lie in the checkpoint's own files."""
-        return sum(
-            {p: p.length for p in self._placed.values() if p.file in self.links.sources}.values()
-        )
-
     def stop(self) -> None:
         """End the copying soon; what is written so far is of no use."""
         self._stop.set()
@@ -243,6 +237,10 @@ class PlacedWeights:
             for name, tensor in self.tensors.items()
             if counts(name)
         )
+
+    def borrowed_bytes(self) -> int:
+        """Return the bytes of the weights that lie in the data of another graph."""
+        return sum(place.length for place in {self.places[name] for name in self.borrowed()})
 
     def linked_bytes(self) -> int:
         """Return the bytes that lie in the checkpoint's own files."""

@@ -137,7 +137,6 @@ def _plan_checkpoints(
         placed["target"] = place_target(decoder, target, options, rows, files)
     graphs = _graphs(loaded, decoder, placed, options, rows, context)
     full = _graphs(loaded, decoder, placed, options, rows, None)
-    apart = sum(weights.num_bytes() for weights in placed.values())
     own = files.progress.total + sum(weights.quantised_bytes() for weights in placed.values())
     layers = [loaded.spec.num_layers] + ([] if decoder is None else [decoder.num_layers])
     tokenizer = sum(
@@ -153,7 +152,7 @@ def _plan_checkpoints(
         context=min(context or rows, rows),
         precision=options.precision.value,
         bundle_bytes=bundle_bytes(own, layers, tokenizer),
-        shared_bytes=max(0, apart - own - files.linked_bytes()),
+        shared_bytes=sum(weights.borrowed_bytes() for weights in placed.values()),
         export_peak_bytes=export_peak_bytes(placed, full),
         remark=remark,
         costs={},
