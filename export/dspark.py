@@ -46,7 +46,8 @@ def _walk(spec: DrafterSpec, weights: Weights, rows: Yield) -> tuple[dict[str, T
         e = step.embed(previous)
         step_logits = rows.base_logits[k : k + 1] + step.bias(hidden, e)
         chosen = rows.choose(k, step_logits)
-        previous = to_target_ids(spec, weights, chosen)
+        if k + 1 < spec.num_draft_tokens:
+            previous = to_target_ids(spec, weights, chosen)
         ids.append(chosen)
         logits.append(step_logits)
         embedded.append(e)

@@ -1,4 +1,4 @@
-"""``draftrt validate``: golden cases, parity of a bundle, trajectories, ranges of float16.
+"""``draftrt validate``: golden cases, parity and bisection of a bundle, trajectories, ranges.
 
 Exit status of all of them: 0 same, 3 different, 1 could not be checked, 2 usage.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from draftrt.validate.bisect_command import bisect
 from draftrt.validate.matrix_command import matrix
 from draftrt.validate.range_command import ranges
 from draftrt.validate.record_command import record, record_trajectories
@@ -25,6 +26,7 @@ def validate() -> None:
     """
 
 
+validate.add_command(bisect)
 validate.add_command(ranges)
 validate.add_command(matrix)
 validate.add_command(record)

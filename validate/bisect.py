@@ -1,0 +1,164 @@
+"""Where a bundle's draft graph leaves its reference: its own module, or the checkpoint's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftrt.bundle import Bundle
+from draftrt.errors import BackendError
+from draftrt.spec import DrafterSpec, Precision
+from draftrt.validate.bisect_graph import Graph
+from draftrt.validate.bisect_run import reference_rounds
+from draftrt.validate.bisect_search import Divergence, Search
+from draftrt.validate.fresh import Fresh, read_fresh
+from draftrt.validate.parity_rounds import plan_rounds
+from draftrt.validate.runners import require
+
+if TYPE_CHECKING:
+    from draftrt.export.drafter import Drafter
+
+NUM_ROUNDS = 4
+ROOM = 48  # rows of context beyond the largest window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSearch:
+    """What the search of one ONNX file gave.
+
+    Attributes:
+        file: its name.
+        num_rounds: rounds compared.
+        num_places: places that the reference shows and the graph has.
+        num_sessions: sessions opened.
+        divergence: the first difference; None where there is none.
+    """
+
+    file: str
+    num_rounds: int
+    num_places: int
+    num_sessions: int
+    divergence: Divergence | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BisectReport:
+    """What the search of a bundle gave.
+
+    Attributes:
+        bundle: its folder.
+        precision: element type of its graph.
+        fresh: the checkpoint read anew, where that is the reference; None for the bundle's module.
+        searches: one for each ONNX file.
+        incomparable: why the graph could not be compared with the checkpoint's module value by
+            value; empty where it was.
+    """
+
+    bundle: Path
+    precision: Precision
+    fresh: Fresh | None
+    searches: Sequence[GraphSearch]
+    incomparable: str = ""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing differs."""
+        is_other = self.fresh is not None and self.fresh.is_different
+        return not is_other and all(one.divergence is None for one in self.searches)
+
+
+def bisect_bundle(
+    path: Path | str,
+    *,
+    checkpoint: Path | None = None,
+    target: Path | None = None,
+    num_rounds: int = NUM_ROUNDS,
+) -> BisectReport:
+    """Find the first place where a bundle's draft graph leaves its reference.
+
+    Args:
+        path: the bundle.
+        checkpoint: drafter checkpoint whose fresh reading is the reference; None takes the module
+            that the bundle itself describes.
+        target: the checkpoint's target; None takes the folder the bundle was exported from.
+        num_rounds: rounds of a short and of a long sequence each.
+
+    Raises:
+        BackendError: a package is missing, or the graph's precision has no kernels here.
+        DraftrtError: bundle or checkpoint cannot be read.
+    """
+    from draftrt.export.reference import module_from_bundle
+
+    bundle = Bundle.open(path)
+    entry = bundle.graph("draft")
+    require("onnx", "onnxruntime")
+    if entry.precision is Precision.BF16:
+        raise BackendError(
+            f"{bundle.path}: ONNX Runtime has no bfloat16 kernels on the CPU, and this graph is "
+            "bf16",
+            hint="search an fp32 or fp16 export of the same drafter",
+        )
+    fresh = None if checkpoint is None else read_fresh(bundle, checkpoint, target)
+    why = "" if fresh is None else incomparable(bundle.drafter(), fresh.spec)
+    searches = []
+    if not why:
+        module = module_from_bundle(bundle) if fresh is None else _fresh_module(bundle, fresh)
+        for file in filter(None, (entry.file, entry.flexible)):
+            searches.append(_search_file(bundle, file, module, num_rounds))
+    return BisectReport(
+        bundle=bundle.path,
+        precision=entry.precision,
+        fresh=fresh,
+        searches=searches,
+        incomparable=why,
+    )
+
+
+def incomparable(bundle: DrafterSpec, checkpoint: DrafterSpec) -> str:
+    """Say why two drafters cannot be fed the same rounds; empty where they can."""
+    names = ("num_layers", "num_kv_heads", "head_dim", "feature_size", "block_size")
+    wrong = [
+        f"{name} {getattr(bundle, name)}, in the checkpoint {getattr(checkpoint, name)}"
+        for name in (*names, "num_draft_tokens")
+        if getattr(bundle, name) != getattr(checkpoint, name)
+    ]
+    return "; ".join(wrong)
+
+
+def _fresh_module(bundle: Bundle, fresh: Fresh) -> Drafter:
+    from draftrt.export.assemble import reference_module
+    from draftrt.export.drafter import EXTRA_OUTPUTS, SAMPLED_INPUTS
+
+    fed = {tensor.name for tensor in bundle.graph("draft").signature.inputs}
+    return reference_module(
+        fresh.spec,
+        fresh.tensors,
+        extra_outputs=EXTRA_OUTPUTS,
+        is_sampled=fed.issuperset(SAMPLED_INPUTS),
+    )
+
+
+def _search_file(bundle: Bundle, file: str, module: Drafter, num_rounds: int) -> GraphSearch:
+    spec, entry = module.spec, bundle.graph("draft")
+    windows = [layer.window for layer in spec.layers if layer.window is not None]
+    reach = min(entry.max_context, max([0, *windows]) + 2 * spec.block_size + ROOM)
+    plan = [(one.context_length, one.new_rows) for one in plan_rounds(spec, reach, num_rounds)]
+    rounds = reference_rounds(
+        module,
+        entry,
+        plan,
+        rows=entry.max_context if file == entry.file else reach,
+        precision=entry.precision,
+    )
+    graph = Graph(bundle.file(file))
+    search = Search(graph=graph, rounds=rounds, spec=spec, precision=entry.precision)
+    divergence = search.first()
+    return GraphSearch(
+        file=file,
+        num_rounds=len(rounds),
+        num_places=len(search.places),
+        num_sessions=search.marked.num_sessions,
+        divergence=divergence,
+    )
