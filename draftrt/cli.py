@@ -38,6 +38,11 @@ COMMANDS = {
         "Check parity, golden cases, trajectories.",
     ),
     "report": ("draftrt.validate.report_command", "report", "Write one HTML file about a bundle."),
+    "doctor": (
+        "draftrt.validate.doctor_command",
+        "doctor",
+        "Find out why drafts are not accepted.",
+    ),
     "engine": ("draftrt.validate.engine_command", "engine", "Export, build, check and try a pair."),
 }
 

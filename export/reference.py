@@ -5,6 +5,8 @@ from __future__ import annotations
 from draftrt.bundle import Bundle
 from draftrt.errors import BundleError
 from draftrt.export.assemble import GraphTensor, graph_dtype, reference_module
+from draftrt.export.checkpoint import TensorRef
+from draftrt.export.decoder import Decoder, decoder_shapes
 from draftrt.export.drafter import EXTRA_OUTPUTS, SAMPLED_INPUTS, Drafter
 from draftrt.export.initialisers import read_initialisers
 from draftrt.export.ops import Profile
@@ -31,14 +33,8 @@ def module_from_bundle(
         BundleError: the graph lacks a weight that the manifest's drafter needs.
     """
     spec, entry = bundle.drafter(), bundle.graph("draft")
-    stored = read_initialisers(bundle.file(entry.file))
     wanted = [*tensor_shapes(spec), *table_tensors(spec.rope, entry.max_context)]
-    missing = [name for name in wanted if name not in stored]
-    if missing:
-        raise BundleError(
-            f"{bundle.path}: {entry.file} lacks the weights {missing[:5]}",
-            hint="graph and manifest do not belong together; export again",
-        )
+    stored = _stored(bundle, "draft", wanted)
     if is_wide:
         stored = {
             name: ref.exact() if isinstance(ref, QuantizedRef) else ref
@@ -57,3 +53,34 @@ def module_from_bundle(
         profile=Profile(entry.profile),
         is_sampled=fed.issuperset(SAMPLED_INPUTS),
     )
+
+
+def decoder_from_bundle(bundle: Bundle, taps: tuple[int, ...]) -> Decoder:
+    """Return the module of a bundle's target graph in float32, with the graph's own weights.
+
+    Args:
+        bundle: holds a target graph.
+        taps: decoder layers whose outputs it returns, whichever the graph taps; -1 the embedding.
+
+    Raises:
+        BundleError: the bundle holds no target graph, or it lacks a weight.
+    """
+    spec, entry = bundle.manifest.decoder, bundle.graph("target")
+    if spec is None:
+        raise BundleError(f"{bundle.path}: the manifest does not describe the target's layers")
+    wanted = [*decoder_shapes(spec), *table_tensors(spec.rope, entry.max_context)]
+    stored = _stored(bundle, "target", wanted)
+    return Decoder(spec, {name: ref.read().float() for name, ref in stored.items()}, taps=taps)
+
+
+def _stored(bundle: Bundle, graph: str, wanted: list[str]) -> dict[str, TensorRef]:
+    """Return the wanted initialisers of a graph, unread."""
+    file = bundle.graph(graph).file
+    stored = read_initialisers(bundle.file(file))
+    missing = [name for name in wanted if name not in stored]
+    if missing:
+        raise BundleError(
+            f"{bundle.path}: {file} lacks the weights {missing[:5]}",
+            hint="graph and manifest do not belong together; export again",
+        )
+    return {name: stored[name] for name in wanted}

@@ -98,6 +98,24 @@ class HfTarget:
                 layer.crop(-excess)  # negative: a positive number is refused by transformers 5
         self.length = min(self.length, length)
 
+    def final_norm(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return hidden states [T, H_t] float32 behind the model's own final norm.
+
+        Raises:
+            UnsupportedError: the decoder calls its final norm otherwise than ``norm``.
+        """
+        decoder = self._model.get_decoder()
+        norm = getattr(decoder, "norm", None)
+        if norm is None:
+            raise UnsupportedError(
+                f"{type(decoder).__name__} has no final norm called 'norm'",
+                hint="a defect of draftrt for this architecture, please report it",
+            )
+        with self._torch.inference_mode():
+            tensor = self._torch.from_numpy(rows).to(self._device, self._model.dtype)
+            normed: NDArray[np.float32] = norm(tensor).float().cpu().numpy()
+        return normed
+
     def close(self) -> None:
         """Free the model."""
         self._model = self._cache = None

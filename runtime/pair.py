@@ -77,6 +77,7 @@ class Pair(Closing):
     Attributes:
         target: the target.
         drafter: the drafter; None for a target exported alone, which decodes plainly.
+        tokenizer_dir: folder of the tokenizer and its chat template.
         stop_ids: the target's own end-of-text ids.
         runs_as: what runs it, in words; the name under which the bundle keeps `costs`.
         costs: times measured for this way to run the bundle; None where there are none.
@@ -97,7 +98,7 @@ class Pair(Closing):
         self.stop_ids = stop_ids
         self.runs_as = runs_as
         self.costs = costs
-        self._tokenizer_dir = tokenizer_dir
+        self.tokenizer_dir = tokenizer_dir
         self._tokenizer = load_tokenizer(tokenizer_dir)
         self._speculative = Decoder(target, drafter, costs)
         self._plain = Decoder(target)
@@ -116,7 +117,7 @@ class Pair(Closing):
         """
         if isinstance(prompt, str):
             return tuple(self._tokenizer.encode(prompt).ids)
-        text = render(self._tokenizer_dir, prompt, chat_variables or {})
+        text = render(self.tokenizer_dir, prompt, chat_variables or {})
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def rounds(
