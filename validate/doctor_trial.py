@@ -96,7 +96,7 @@ def try_suspects(case: Case, suspects: Sequence[Suspect]) -> list[Tried]:
     each = FALSE_ALARMS / max(len(suspects), 1)
     now = estimate(case.base).mean + 1
     found = [_judged(trial, now, each) for trial in trials]
-    return sorted(found, key=lambda one: (not one.is_better, -(one.length or 0.0), -one.gain.mean))
+    return sorted(found, key=lambda one: (not one.is_better, -one.gain.mean))
 
 
 def _judged(trial: _Trial, now: float, false_alarms: float) -> Tried:

@@ -79,7 +79,7 @@ def trained_pair(assets: Path, name: str, prompts: list[str], num_new: int) -> R
     target = read_target(folder)
     loaded = load_drafter(assets / name, target)
     tensors = graph_tensors(loaded.spec, loaded.tensors, Precision.FP32, ROWS)
-    layers = list(range(-1, target.spec.num_layers))
+    layers = tuple(range(-1, target.spec.num_layers))
     decoder = read_decoder(target)
     contents = target_tensors(decoder, folder, Precision.FP32, ROWS)
     module = Decoder(
