@@ -22,6 +22,7 @@ from draftrt.validate.tolerances import RECORD, Limit, limit_of
 from draftrt.validate.verdicts import Measure
 
 if TYPE_CHECKING:
+    from draftrt.export.drafter import Drafter
     from draftrt.export.load import LoadedDrafter
 
 OUTPUT_OF = {"tokens": "draft_ids", "draft_ids": "draft_vocab_ids"}  # others keep their name
@@ -54,12 +55,23 @@ def context_of(case: GoldenCase, spec: DrafterSpec) -> int:
 
 
 def module_drafter(loaded: LoadedDrafter, precision: Precision, context: int) -> Draft:
-    """Return the PyTorch module of a drafter as something that drafts one sequence."""
+    """Return the PyTorch module of a checkpoint as something that drafts one sequence."""
     from draftrt.export.assemble import graph_tensors, reference_module
     from draftrt.export.drafter import EXTRA_OUTPUTS
 
     tensors = graph_tensors(loaded.spec, loaded.tensors, precision, context)
     module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)
+    return drafter_of(module, precision, context)
+
+
+def drafter_of(module: Drafter, precision: Precision, context: int) -> Draft:
+    """Return a PyTorch module as something that drafts one sequence.
+
+    Args:
+        module: the module.
+        precision: element type of its caches.
+        context: their rows.
+    """
     rounds, length = ReferenceRounds(module, precision, context), 0
 
     def draft(anchor: int, features: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:

@@ -20,7 +20,13 @@ from draftrt.errors import DraftrtError
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import Precision
 from draftrt.validate.compare import Finding
-from draftrt.validate.golden_rounds import check_width, compare_case, compare_rounded, context_of
+from draftrt.validate.golden_rounds import (
+    check_width,
+    compare_case,
+    compare_rounded,
+    context_of,
+    drafter_of,
+)
 from draftrt.validate.parity import ParityReport, check_parity
 from draftrt.validate.parity_rounds import DEFAULT_ROUNDS
 from draftrt.validate.records import GoldenCase, read_case
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 96
 PRECISIONS = tuple(Precision)
+IN_BF16 = "PyTorch in bf16: "  # before what is compared of the module, not of the graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,8 @@ class MatrixRow:
         name: the drafter.
         precision: element type of weights and caches.
         parity: the graph against its module; None where it could not be checked.
-        record: the graph against the recorded answers, by name; empty without a record.
+        record: what the graph drafts against the recorded answers, by name; in bf16 also, behind
+            `IN_BF16`, what PyTorch drafts. None without a record.
         seconds: wall time, the export included.
         error: why it could not be checked; None when it was.
     """
@@ -194,8 +202,9 @@ def _export(loaded: LoadedDrafter, folder: Path, precision: Precision, context: 
 
 
 def _against_record(case: GoldenCase, bundle: Bundle) -> dict[str, Finding | Measure]:
-    """Draft the recorded rounds with the graph as the runtime runs it."""
+    """Draft the recorded rounds with the graph, and in bf16 with PyTorch's own kernels too."""
     from draftrt.export.check import write_float32_twin
+    from draftrt.export.reference import module_from_bundle
     from draftrt.runtime.drafter import Drafter
     from draftrt.runtime.ort import OrtSession
     from draftrt.validate.subjects import run_signature
@@ -210,8 +219,15 @@ def _against_record(case: GoldenCase, bundle: Bundle) -> dict[str, Finding | Mea
         if entry.precision is Precision.FP32:
             limit = golden_limit(case.name, case.tolerance)
             return dict(compare_case(case, draft, spec, limit))
-        found = compare_rounded(case, draft, spec, entry.precision)
-        return {
-            f"{one.output} {one.name}" if isinstance(one, Measure) else one.output: one
-            for one in found
-        }
+        found = _named("", compare_rounded(case, draft, spec, entry.precision))
+    if entry.precision is Precision.BF16:  # the twin rounds weights alone, PyTorch what is computed
+        rounded = drafter_of(module_from_bundle(bundle), Precision.BF16, entry.max_context)
+        found |= _named(IN_BF16, compare_rounded(case, rounded, spec, Precision.BF16))
+    return found
+
+
+def _named(where: str, found: Sequence[Finding | Measure]) -> dict[str, Finding | Measure]:
+    return {
+        where + (f"{one.output} {one.name}" if isinstance(one, Measure) else one.output): one
+        for one in found
+    }

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftrt.errors import DraftrtError, ParityError
-from draftrt.spec import Precision
 from draftrt.validate.compare import Finding
-from draftrt.validate.matrix import MatrixRow
+from draftrt.validate.matrix import IN_BF16, MatrixRow
 from draftrt.validate.parity import ParityReport
 from draftrt.validate.parity_report import as_json as parity_json
 from draftrt.validate.parity_report import problems_of
@@ -17,11 +16,6 @@ from draftrt.validate.table import limited, render
 from draftrt.validate.verdicts import Measure
 
 MAX_DETAILS = 3
-RECORDED_IDS = {
-    Precision.FP32: "tokens",
-    Precision.FP16: "draft_ids",
-    Precision.BF16: "draft_ids",
-}
 HEADING = [
     "drafter",
     "precision",
@@ -40,7 +34,7 @@ def as_text(rows: Sequence[MatrixRow]) -> list[str]:
     """Return one table line a row, then notes and what is wrong with those that are not the same.
 
     ``ids equal``, ``KL`` and ``1 - cosine`` compare the graph with its own module; ``as recorded``
-    says how many recorded ids a graph still drafts.
+    says how many recorded ids a graph still drafts and, in bf16, how many PyTorch does.
     """
     notes = dict.fromkeys(note for row in rows if row.parity for note in row.parity.notes)
     return [
@@ -125,12 +119,16 @@ def _recorded(row: MatrixRow) -> str:
     if row.record is None:
         return "-"
     # An fp32 record is compared array by array (rN.tokens), a rounded one over all rounds.
-    ids = [
-        one
-        for name, one in row.record.items()
-        if isinstance(one, Finding) and name.rpartition(".")[2] == RECORDED_IDS[row.precision]
-    ]
-    return f"{sum(one.num_equal for one in ids)} of {sum(one.num_compared for one in ids)}"
+    found = {name.rpartition(".")[2]: [one] for name, one in row.record.items()}
+    found["tokens"] = [one for name, one in row.record.items() if name.endswith(".tokens")]
+    told = _count(found["tokens"] or found["draft_ids"])
+    of_module = found.get(IN_BF16 + "draft_ids")
+    return f"{told}, PyTorch {_count(of_module)}" if of_module else told
+
+
+def _count(ids: Sequence[Finding | Measure]) -> str:
+    found = [one for one in ids if isinstance(one, Finding)]
+    return f"{sum(one.num_equal for one in found)} of {sum(one.num_compared for one in found)}"
 
 
 def _details(row: MatrixRow) -> list[str]:

@@ -75,7 +75,8 @@ def top_one(want: NDArray[Any], got: NDArray[Any]) -> Array:
 def top_overlap(want: NDArray[Any], got: NDArray[Any], count: int = TOP) -> Array:
     """Return for each row the share of its ``count`` largest logits among the other's."""
     count = min(count, want.shape[-1])
-    best = [np.argsort(-side, axis=-1, kind="stable")[:, :count] for side in (want, got)]
+    places = range(-count, 0)
+    best = [np.argpartition(side, places, axis=-1)[:, -count:] for side in (want, got)]
     shared = [len(set(a) & set(b)) for a, b in zip(best[0].tolist(), best[1].tolist(), strict=True)]
     return np.array(shared, np.float64) / count
 
