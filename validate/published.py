@@ -60,8 +60,9 @@ def write_system(name: str, folder: Path, *, whole_target: bool = False) -> tupl
     table: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (system.table_rows, hidden)}
     if whole_target:
         table["model.norm.weight"] = (hidden,)
+        layer = system.target_layer or system.layer
         for index in range(system.target["num_hidden_layers"]):
-            table |= {f"model.layers.{index}.{key}": at for key, at in system.layer.items()}
+            table |= {f"model.layers.{index}.{key}": at for key, at in layer.items()}
     _write_safetensors(target / "model.safetensors", table, {})
     write_tokenizer(target)
     return draft, target

@@ -16,6 +16,7 @@ class System:
         target: the target's config.json.
         table_rows: rows of the target's embedding table.
         layer: shapes of one drafter layer.
+        target_layer: shapes of one target layer; None: those of a drafter layer.
         extra: further tensors of the drafter.
         d2t: draft vocabulary, where it is reduced.
     """
@@ -24,6 +25,7 @@ class System:
     target: dict[str, Any]
     table_rows: int
     layer: Mapping[str, tuple[int, ...]]
+    target_layer: Mapping[str, tuple[int, ...]] | None = None
     extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     d2t: int | None = None
 
@@ -97,6 +99,35 @@ def _qwen3_4b_dflash() -> System:
     )
     return System(
         draft=draft, target=_target(36, 2560, 151936), table_rows=151936, layer=_layer(dims)
+    )
+
+
+def _smollm2_135m() -> System:
+    """A target that a CPU decodes at a readable pace, and a drafter of the usual proportions."""
+    dims = _dims(576, 1536, 9, 3, 64, 49152)
+    layer = _layer(dims)
+    draft = (
+        dims
+        | _rope(1e5)
+        | {
+            "architectures": ["DFlashDraftModel"],
+            "num_target_layers": 30,
+            "block_size": 8,
+            "dflash_config": {"target_layer_ids": [1, 8, 15, 22, 28], "mask_token_id": 49151},
+        }
+    )
+    target = _target(30, 576, 49152) | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+    }
+    return System(
+        draft=draft,
+        target=target,
+        table_rows=49152,
+        layer=layer,
+        target_layer={name: shape for name, shape in layer.items() if "_norm." not in name},
     )
 
 
@@ -221,6 +252,7 @@ def _dflash2(**target: Any) -> System:
 
 SYSTEMS: dict[str, Callable[[], System]] = {
     "qwen3-4b-dflash": _qwen3_4b_dflash,
+    "smollm2-135m-dflash": _smollm2_135m,
     "qwen3-4b-dflash-on-32-layers": _qwen3_4b_dflash_on_32_layers,
     "qwen3-8b-dspark-reduced": _qwen3_8b_dspark_reduced,
     "inkling-small-dspark": _inkling_small_dspark,
