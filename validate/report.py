@@ -6,7 +6,7 @@ bench`` wrote, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,19 +77,25 @@ def make_report(
     parity: Path | None = None,
     bench: Path | None = None,
     with_parity: bool = True,
+    with_bench: bool = False,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Collect what there is to say about a bundle.
 
     Args:
         path: the bundle.
         parity: JSON of a parity check that was made already; None: it is made now.
-        bench: JSON of a bench; None: the report has no acceptance and no times.
+        bench: JSON of a bench that was made already.
         with_parity: whether a parity check that was not made already is made.
+        with_bench: whether a bench that was not made already is made, a short one; without any the
+            report has no acceptance and no times.
+        report: gets one line a step.
 
     Raises:
         BundleError: no bundle there, its files changed, or a JSON file is of another bundle.
         RecordError: a JSON file cannot be read.
-        BackendError: a package for the parity check is missing.
+        BackendError: a package for the parity check or the bench is missing.
+        FeedError: the caches are too short for the bench.
     """
     bundle = Bundle.open(path)
     bundle.verify_hashes()
@@ -102,12 +108,20 @@ def make_report(
         from draftrt.validate.parity import check_parity
         from draftrt.validate.parity_report import as_json
 
+        report("parity ...")
         found = as_json(check_parity(path))
         sources["parity"] = "made for this report"
-    timed = None
+    timed: Mapping[str, Any] | None = None
     if bench is not None:
         timed = _read(bench, bundle, ("systems", "costs", "processor"))
         sources["bench"] = f"{bench.name}, by draftrt bench --json"
+    elif with_bench:
+        from draftrt.runtime.bench_run import Settings, run_bench
+
+        report("bench ...")
+        short = Settings(bundle=path, num_prompts=4, max_tokens=64, repeats=1)
+        timed = run_bench(short, report).to_json()
+        sources["bench"] = "made for this report"
     return Report(
         bundle=bundle,
         parity=found,

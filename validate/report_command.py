@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from draftrt.validate.report import Report
 
 FILE = click.Path(path_type=Path)
 
@@ -24,6 +28,7 @@ FILE = click.Path(path_type=Path)
     "--no-parity", is_flag=True, help="Leave the parity check out; needs no PyTorch then."
 )
 @click.option("--bench", type=FILE, help="JSON of `draftrt bench --json`: acceptance and times.")
+@click.option("--measure", is_flag=True, help="Make a short bench now, on ONNX Runtime.")
 def report(
     bundle: Path,
     out: Path,
@@ -32,30 +37,45 @@ def report(
     parity: Path | None,
     no_parity: bool,
     bench: Path | None,
+    measure: bool,
 ) -> None:
     """Write one HTML file about BUNDLE: parity, acceptance, times, facts, provenance.
 
     Exit status: 0 written, 3 written and the parity check differs, 1 could not be made.
     """
-    from draftrt.bundle import write_atomically
     from draftrt.errors import ParityError
     from draftrt.validate.report import make_report
-    from draftrt.validate.report_html import to_html
-    from draftrt.validate.report_markdown import to_markdown
 
     if parity is not None and no_parity:
         raise click.UsageError("--parity and --no-parity exclude each other")
-    found = make_report(bundle, parity=parity, bench=bench, with_parity=not no_parity)
+    if bench is not None and measure:
+        raise click.UsageError("--bench and --measure exclude each other")
+    for path in filter(None, (out, markdown, json_file)):
+        if not path.parent.is_dir():
+            raise click.UsageError(f"{path}: no such folder: {path.parent}")
+    found = make_report(
+        bundle,
+        parity=parity,
+        bench=bench,
+        with_parity=not no_parity,
+        with_bench=measure,
+        report=lambda line: click.echo(line, err=True),
+    )
+    _write(found, out, markdown, json_file)
+    if found.verdict == "different":
+        raise ParityError(f"{bundle}: the graph and pytorch differ", hint=f"see {out}")
+
+
+def _write(found: Report, out: Path, markdown: Path | None, json_file: Path | None) -> None:
+    from draftrt.bundle import write_atomically
+    from draftrt.validate.report_html import to_html
+    from draftrt.validate.report_markdown import to_markdown
+
     texts = {out: to_html(found)}
     if markdown is not None:
         texts[markdown] = to_markdown(found)
     if json_file is not None:
         texts[json_file] = json.dumps(found.to_json(), indent=1) + "\n"
-    for path in texts:
-        if not path.parent.is_dir():
-            raise click.UsageError(f"{path}: no such folder: {path.parent}")
     for path, text in texts.items():
         write_atomically(path, text.encode())
         click.echo(f"report: {path}", err=True)
-    if found.verdict == "different":
-        raise ParityError(f"{bundle}: the graph and pytorch differ", hint=f"see {out}")

@@ -100,3 +100,20 @@ def test_a_bundle_without_a_drafter_is_refused(bundle: Path, tmp_path: Path) -> 
     done = run_cli("bench", alone)
     assert done.exit_code == 1
     assert "holds a target and no drafter" in done.stderr
+
+
+def test_a_report_measures_what_it_is_not_given(bundle: Path, tmp_path: Path) -> None:
+    out, data = tmp_path / "report.html", tmp_path / "report.json"
+    done = run_cli("report", bundle, "-o", out, "--json", data, "--no-parity", "--measure")
+    assert done.exit_code == 0, done.output
+    assert "bench ..." in done.stderr
+    bench = json.loads(data.read_text())["bench"]
+    (own,) = [one for one in bench["systems"] if one["name"] == "speculative"]
+    assert (bench["num_prompts"], bench["max_tokens"], own["num_same"]) == (4, 64, 4)
+    page = out.read_text()
+    for share in own["stats"]["acceptance_by_position"]:
+        assert f'<td class="short">{share:.3f}</td>' in page
+    assert "Source: made for this report." in page
+    wrong = run_cli("report", bundle, "-o", out, "--bench", data, "--measure")
+    assert wrong.exit_code == 2
+    assert "exclude each other" in wrong.stderr
