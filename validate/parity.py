@@ -105,12 +105,6 @@ def check_parity(
                 planned = [replace(one, capacity=entry.max_context) for one in planned]
             findings += _compare(bundle, subject, backend, planned, judges[subject.as_run])
             rounds += [replace(one, graph=subject.label) for one in planned]
-    notes = [subject.note for subject in subjects if subject.note]
-    notes += [
-        f"sliding window {window}: the caches of {entry.max_context} rows never reach past it, so "
-        "its edge was not tried; export with a larger --max-context"
-        for window in windows_beyond(spec, rounds)
-    ]
     return ParityReport(
         bundle=bundle.path,
         backend=backend,
@@ -125,8 +119,21 @@ def check_parity(
             for name, one in judge.limits.items()
         },
         windows=windows_of(spec),
-        notes=tuple(notes),
+        notes=_notes(bundle, subjects, rounds),
     )
+
+
+def _notes(
+    bundle: Bundle, subjects: Sequence[Subject], rounds: Sequence[PlannedRound]
+) -> tuple[str, ...]:
+    """Return what a comparison could not show."""
+    rows = bundle.graph("draft").max_context
+    beyond = [
+        f"sliding window {window}: the caches of {rows} rows never reach past it, so its edge was "
+        "not tried; export with a larger --max-context"
+        for window in windows_beyond(bundle.drafter(), rounds)
+    ]
+    return (*(subject.note for subject in subjects if subject.note), *beyond)
 
 
 def _judge(bundle: Bundle, backend: str, subjects: Sequence[Subject]) -> Judge:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +90,7 @@ def record_case(
         raise RecordError(
             f"{out} exists", hint="choose another -o folder; records are not replaced"
         )
-    model = read_target(target)
-    loaded = load_drafter(draft, model)
+    loaded = load_drafter(draft, read_target(target))
     tables = borrowed_tables(loaded)
     files = _files(loaded)
     size = sum(path.stat().st_size for path in files) + sum(
@@ -100,23 +99,8 @@ def record_case(
     is_copy = options.weights == "copy" or (options.weights == "auto" and size <= MAX_COPY_BYTES)
     report(f"{'stored' if is_copy else 'known by hash'}: {size / 1e6:.1f} MB of weights and tables")
     rounds, source = _rounds(loaded, target, options)
-    arrays: Arrays = {}
-    for index, (feeds, outputs) in enumerate(rounds):
-        report(f"round {index}: {feeds['target_hidden'].shape[1]} rows of context")
-        named = {"anchor": feeds["anchor"][0], "target_hidden": feeds["target_hidden"]}
-        named |= _kept(loaded.spec, outputs)
-        arrays |= {f"r{index}.{name}": array for name, array in named.items()}
-    facts = {
-        "version": VERSION,
-        "reference": f"draftrt's PyTorch module, float32 on the CPU, {source}",
-        **({"about": options.about} if options.about else {}),
-        "target_vocab_size": model.spec.vocab_size,
-        "num_target_layers": model.spec.num_layers,
-        "checkpoint": {path.name: sha256_of(path) for path in files},
-        "command": command_line(),
-        "created": now(),
-        "tools": tool_versions(),
-    }
+    arrays = _arrays(loaded.spec, rounds, report)
+    facts = _facts(loaded, options, files, source)
     with new_bundle(out) as folder:
         if is_copy:
             (folder / DRAFT_FOLDER).mkdir()
@@ -129,6 +113,35 @@ def record_case(
         (folder / CASE_FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     report(f"record: {out}")
     return out
+
+
+def _arrays(
+    spec: DrafterSpec, rounds: Iterator[tuple[Arrays, Arrays]], report: Callable[[str], None]
+) -> Arrays:
+    arrays: Arrays = {}
+    for index, (feeds, outputs) in enumerate(rounds):
+        report(f"round {index}: {feeds['target_hidden'].shape[1]} rows of context")
+        named = {"anchor": feeds["anchor"][0], "target_hidden": feeds["target_hidden"]}
+        named |= _kept(spec, outputs)
+        arrays |= {f"r{index}.{name}": array for name, array in named.items()}
+    return arrays
+
+
+def _facts(
+    loaded: LoadedDrafter, options: RecordOptions, files: Sequence[Path], source: str
+) -> dict[str, Any]:
+    assert loaded.target is not None
+    return {
+        "version": VERSION,
+        "reference": f"draftrt's PyTorch module, float32 on the CPU, {source}",
+        **({"about": options.about} if options.about else {}),
+        "target_vocab_size": loaded.target.spec.vocab_size,
+        "num_target_layers": loaded.target.spec.num_layers,
+        "checkpoint": {path.name: sha256_of(path) for path in files},
+        "command": command_line(),
+        "created": now(),
+        "tools": tool_versions(),
+    }
 
 
 def borrowed_tables(loaded: LoadedDrafter) -> dict[str, TensorRef]:

@@ -59,6 +59,23 @@ def record_trajectories(
         DraftrtError: the pair cannot be read, does not fit, or cannot be run; a threshold without a
             confidence head.
     """
+    if out.exists():
+        raise RecordError(f"{out} exists", hint="choose another -o file; records are not replaced")
+    content = {
+        "version": VERSION,
+        "reference": "draftrt's loop, drafter in PyTorch, target in transformers, float32",
+        "command": command_line(),
+        "created": now(),
+        "tools": tool_versions(),
+        "rows": _rows(draft, target, options, report),
+    }
+    write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
+    return out
+
+
+def _rows(
+    draft: Path, target: Path, options: TrajectoryOptions, report: Callable[[str], None]
+) -> list[dict[str, Any]]:
     from draftrt.export.load import load_drafter
     from draftrt.export.target import read_target
     from draftrt.runtime.decode import Decoder
@@ -66,8 +83,6 @@ def record_trajectories(
     from draftrt.runtime.hf_target import HfTarget
     from draftrt.runtime.text import load_tokenizer
 
-    if out.exists():
-        raise RecordError(f"{out} exists", hint="choose another -o file; records are not replaced")
     loaded = load_drafter(draft, read_target(target))
     tokenizer = load_tokenizer(target)
     prompts = [(text, list(tokenizer.encode(text).ids)) for text in options.prompts]
@@ -86,16 +101,7 @@ def record_trajectories(
                 rows.append(_row(text, ids, wanted, *pair))
                 report(f"row {len(rows) - 1}: {len(rows[-1]['acceptance_lengths'])} rounds")
         model.close()
-    content = {
-        "version": VERSION,
-        "reference": "draftrt's loop, drafter in PyTorch, target in transformers, float32",
-        "command": command_line(),
-        "created": now(),
-        "tools": tool_versions(),
-        "rows": rows,
-    }
-    write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
-    return out
+    return rows
 
 
 def _row(

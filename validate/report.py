@@ -17,6 +17,8 @@ from draftrt.errors import BundleError
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.validate.record_files import read_json
 
+HERE = "made for this report"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -99,38 +101,49 @@ def make_report(
     """
     bundle = Bundle.open(path)
     bundle.verify_hashes()
-    sources = {}
-    found: Mapping[str, Any] | None = None
-    if parity is not None:
-        found = _read(parity, bundle, ("same", "rounds", "measures", "limits"))
-        sources["parity"] = f"{parity.name}, by draftrt validate parity --json"
-    elif with_parity:
-        from draftrt.validate.parity import check_parity
-        from draftrt.validate.parity_report import as_json
-
-        report("parity ...")
-        found = as_json(check_parity(path))
-        sources["parity"] = "made for this report"
-    timed: Mapping[str, Any] | None = None
-    if bench is not None:
-        timed = _read(bench, bundle, ("systems", "costs", "processor"))
-        sources["bench"] = f"{bench.name}, by draftrt bench --json"
-    elif with_bench:
-        from draftrt.runtime.bench_run import Settings, run_bench
-
-        report("bench ...")
-        short = Settings(bundle=path, num_prompts=4, max_tokens=64, repeats=1)
-        timed = run_bench(short, report).to_json()
-        sources["bench"] = "made for this report"
+    found, parity_source = _parity(bundle, parity, report if with_parity else None)
+    timed, bench_source = _bench(bundle, bench, report if with_bench else None)
     return Report(
         bundle=bundle,
         parity=found,
         bench=timed,
-        sources=sources,
+        sources={"parity": parity_source, "bench": bench_source},
         command=command_line(),
         created=now(),
         tools=tool_versions(),
     )
+
+
+def _parity(
+    bundle: Bundle, given: Path | None, report: Callable[[str], None] | None
+) -> tuple[Mapping[str, Any] | None, str]:
+    """Return a parity check and where it is from; without ``report`` none is made."""
+    if given is not None:
+        keys = ("same", "rounds", "measures", "limits")
+        return _read(given, bundle, keys), f"{given.name}, by draftrt validate parity --json"
+    if report is None:
+        return None, ""
+    from draftrt.validate.parity import check_parity
+    from draftrt.validate.parity_report import as_json
+
+    report("parity ...")
+    return as_json(check_parity(bundle.path)), HERE
+
+
+def _bench(
+    bundle: Bundle, given: Path | None, report: Callable[[str], None] | None
+) -> tuple[Mapping[str, Any] | None, str]:
+    """Return a bench and where it is from; without ``report`` none is made."""
+    if given is not None:
+        keys = ("systems", "costs", "processor")
+        return _read(given, bundle, keys), f"{given.name}, by draftrt bench --json"
+    if report is None:
+        return None, ""
+    from draftrt.runtime.bench_run import Settings, run_bench
+
+    report("bench ...")
+    short = Settings(bundle=bundle.path, num_prompts=4, max_tokens=64, repeats=1)
+    return run_bench(short, report).to_json(), HERE
 
 
 def _read(path: Path, bundle: Bundle, keys: tuple[str, ...]) -> Mapping[str, Any]:
