@@ -199,7 +199,7 @@ LIMITS: Entries = {
     **entries([ONNXRUNTIME], Precision.BF16, ids=_TWIN_IDS, logits=_FP32_LOGITS, values=_FP32),
     **{
         key: limit
-        for precision in Precision
+        for precision in (Precision.FP32, Precision.FP16)
         for key, limit in entries(
             [INT8_KERNELS], precision, ids=_INT8_IDS, logits=_INT8_LOGITS, values=_INT8
         ).items()
