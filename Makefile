@@ -11,6 +11,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 WORKERS ?= 2
 PYTEST_ARGS ?=
+RIVALS ?=
+SIZE_ARGS ?=
 
 DRAFT ?= tests/assets/tiny-dflash
 TARGET ?= tests/assets/tiny-target
@@ -53,6 +55,11 @@ bench: $(STAMP) ## DRAFT and TARGET on this CPU: with drafter, without, transfor
 	$(BIN)/draftrt bench $(call quote,$(BUNDLE)) --rivals --draft $(call quote,$(DRAFT)) \
 	  $(call option,--prompts,$(PROMPTS)) --calibrate \
 	  --json $(call quote,$(BUNDLE).json) --svg $(call quote,$(BUNDLE).svg)
+
+.PHONY: bench-size
+bench-size: $(STAMP) ## Random checkpoints of published size: time, memory and plans against their bars; RIVALS=1
+	$(BIN)/python -m draftrt.validate.size_command --out build/size --json build/size.json \
+	  $(if $(RIVALS),--rivals) $(SIZE_ARGS)
 
 # --- Environment --------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from draftrt.engines.environment import backend_version, find_gpus, target_sms
 from draftrt.engines.exchange import BuildReply, BuildRequest
 from draftrt.engines.options import BuildOptions
 from draftrt.engines.profiles import narrow, shape_ranges
-from draftrt.errors import BuildError, BundleError, collect
+from draftrt.errors import BackendError, BuildError, BundleError, collect
 
 PLANS = "plans"
 TAIL_LINES = 12
@@ -91,6 +91,7 @@ def build_plan(
         plan="",
         shapes=shapes,
         workspace_bytes=options.workspace_bytes,
+        strip=options.strip,
     )
     return _build(opened, expected, request, options.timeout_s, on_tick)
 
@@ -120,7 +121,14 @@ def _resolve(graph: GraphEntry, options: BuildOptions) -> tuple[BuildOptions, st
     backend = options.backend
     collect(request_findings(backend, options.sms, graph.precision, graph.quantization))
     version = backend_version(backend)
-    gpus = find_gpus() if FACTS[backend].needs_gpu else None
+    gpus = find_gpus() if FACTS[backend].needs_gpu or options.strip else None
+    if options.strip and gpus is not None and not gpus.sms:
+        raise BackendError(
+            f"--strip: a plan without weights is built with a GPU at hand, and there is none: "
+            f"{gpus.missing}",
+            hint="leave --strip out here: for a plan that is to be refitted, the builder loads "
+            "kernels and takes device memory",
+        )
     options = replace(options, sms=target_sms(backend, options.sms, gpus))
     collect(request_findings(backend, options.sms, graph.precision, graph.quantization))
     return options, version

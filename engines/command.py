@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -86,6 +87,12 @@ def parse_dimensions(
     help="Seconds.",
 )
 @click.option("--workspace", type=click.IntRange(min=1), help="Most scratch memory of a layer, MB.")
+@click.option("--per-sm", is_flag=True, help="One plan for each SM instead of one for all.")
+@click.option(
+    "--strip",
+    is_flag=True,
+    help="Leave the weights out of the plan; needs a GPU, here and where it is loaded.",
+)
 @click.option(
     "--device",
     "device_name",
@@ -97,7 +104,9 @@ def parse_dimensions(
     "--ignore-memory", is_flag=True, help="Build what does not fit here or on the device."
 )
 @click.option("--force", is_flag=True, help="Build even if the same plan is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan's record as JSON.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the plan's record as JSON; with --per-sm a list."
+)
 def build(
     bundle: Path,
     backend: str,
@@ -106,6 +115,8 @@ def build(
     dimensions: dict[str, DimRange],
     timeout: float,
     workspace: int | None,
+    per_sm: bool,
+    strip: bool,
     device_name: str | None,
     ignore_memory: bool,
     force: bool,
@@ -126,18 +137,27 @@ def build(
         graph=graph,
         dimensions=dimensions,
         workspace_bytes=None if workspace is None else workspace * 2**20,
+        strip=strip,
         timeout_s=timeout,
     )
-    result = build_plan(
-        bundle,
-        options,
-        force=force,
-        on_tick=_show_elapsed,
-        check=None if ignore_memory else lambda opened: check_fits(opened, graph, device),
-    )
-    if sys.stderr.isatty():
-        click.echo("\r\033[K", nl=False, err=True)
-    click.echo(json.dumps(as_record(result), indent=1) if as_json else as_text(result))
+    results = []
+    for wanted in [(sm,) for sm in options.sms] if per_sm else [options.sms]:
+        results.append(
+            build_plan(
+                bundle,
+                replace(options, sms=wanted),
+                force=force,
+                on_tick=_show_elapsed,
+                check=None if ignore_memory else lambda opened: check_fits(opened, graph, device),
+            )
+        )
+        if sys.stderr.isatty():
+            click.echo("\r\033[K", nl=False, err=True)
+        if not as_json:
+            click.echo(as_text(results[-1]))
+    if as_json:
+        records = [as_record(result) for result in results]
+        click.echo(json.dumps(records if per_sm else records[0], indent=1))
 
 
 def _show_elapsed(seconds: float) -> None:

@@ -25,6 +25,7 @@ class BuildRequest:
         plan: file to write the plan to.
         shapes: input name to its shape range; every input of the graph.
         workspace_bytes: most device memory a layer may use for scratch; None: TensorRT's default.
+        strip: leave the weights out.
     """
 
     backend: Backend
@@ -33,6 +34,7 @@ class BuildRequest:
     plan: str
     shapes: dict[str, ShapeRange]
     workspace_bytes: int | None
+    strip: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

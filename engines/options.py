@@ -21,6 +21,7 @@ class BuildOptions:
         graph: graph of the bundle.
         dimensions: ranges of symbolic sizes that replace those of the signature.
         workspace_bytes: most device memory a layer may use for scratch; None: TensorRT's default.
+        strip: leave the weights out of the plan; they are put back when it is loaded.
         timeout_s: seconds after which the build is stopped; it leaves no trace in the plan.
     """
 
@@ -29,6 +30,7 @@ class BuildOptions:
     graph: str = "draft"
     dimensions: Mapping[str, DimRange] = field(default_factory=dict)
     workspace_bytes: int | None = None
+    strip: bool = False
     timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -45,7 +47,8 @@ class BuildOptions:
 
     def stem(self) -> str:
         """Return the plan's file name without its ending: graph, backend and SMs."""
-        return f"{self.graph}.{self.backend.value}.sm{'-'.join(str(sm) for sm in self.sms)}"
+        name = f"{self.graph}.{self.backend.value}.sm{'-'.join(str(sm) for sm in self.sms)}"
+        return f"{name}.stripped" if self.strip else name
 
     def as_text(self) -> dict[str, str]:
         """Return what shapes the plan, as the manifest records it."""
@@ -54,4 +57,5 @@ class BuildOptions:
             f"dimension.{name}": f"{size.min}:{size.opt}:{size.max}"
             for name, size in sorted(self.dimensions.items())
         }
-        return {"workspace_bytes": workspace, "tf32": "off", **ranges}
+        stripped = {"weights": "stripped"} if self.strip else {}
+        return {"workspace_bytes": workspace, "tf32": "off", **stripped, **ranges}

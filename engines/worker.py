@@ -84,6 +84,9 @@ def _parse_and_build(trt: ModuleType, request: BuildRequest, attention: Attentio
     config = make_config(trt, request)(builder, network)
     # float32 in a graph is there for its precision; TF32 would round its products to ten bits.
     config.clear_flag(trt.BuilderFlag.TF32)
+    if request.strip:
+        config.set_flag(trt.BuilderFlag.STRIP_PLAN)
+        config.set_flag(trt.BuilderFlag.REFIT_IDENTICAL)
     G_LOGGER.info(f"Configuration:\n{str_from_config(config, network)}")
     write_plan(trt, builder, network, config, Path(request.plan))
     del parser

@@ -45,6 +45,7 @@ class TrtSession(Closing):
         cuda: Cuda,
         *,
         jit_cache: Path | None = None,
+        weights: Path | None = None,
     ) -> None:
         """Load a plan and make its caches.
 
@@ -54,12 +55,13 @@ class TrtSession(Closing):
             signature: the table of its graph, as the manifest has it.
             cuda: the GPU; closed with the session.
             jit_cache: file that keeps what the backend compiles at run time, if it does.
+            weights: for a plan without weights, the ONNX file that has them.
 
         Raises:
             BackendError: the plan does not load on this GPU, or memory does not suffice.
             BundleError: its inputs or outputs are not those of the signature.
         """
-        self._engine: Engine | None = Engine(module, plan, signature)
+        self._engine: Engine | None = Engine(module, plan, signature, weights)
         self._signature = self._engine.signature
         self._fed = fed_signature(self._signature)
         self._cuda = cuda

@@ -42,13 +42,16 @@ class Engine:
         captures_itself: whether its context turns calls into CUDA graphs on its own.
     """
 
-    def __init__(self, module: ModuleType, plan: Path, signature: Signature) -> None:
+    def __init__(
+        self, module: ModuleType, plan: Path, signature: Signature, weights: Path | None = None
+    ) -> None:
         """Load a plan.
 
         Args:
             module: ``tensorrt_rtx`` or ``tensorrt``.
             plan: the file.
             signature: the table of the graph it was built from.
+            weights: for a plan without weights, the ONNX file that has them.
 
         Raises:
             BackendError: the module does not load it on this GPU; the message ends its log.
@@ -59,6 +62,8 @@ class Engine:
         self.log = make_log(module)
         self._runtime = module.Runtime(self.log)
         self._engine = self._deserialise()
+        if weights is not None:
+            self._refit(weights)
         self._check_tensors(signature)
         self.signature = self._narrowed(signature)
         self.is_in_place = self._aliases_all(signature)
@@ -125,6 +130,12 @@ class Engine:
         if engine is None:
             raise self._refused("does not load it")
         return engine
+
+    def _refit(self, onnx: Path) -> None:
+        refitter = self._module.Refitter(self._engine, self.log)
+        parser = self._module.OnnxParserRefitter(refitter, self.log)
+        if not parser.refit_from_file(str(onnx)) or not refitter.refit_cuda_engine():
+            raise self._refused(f"does not take the weights of {onnx}")
 
     def _refused(self, what: str) -> BackendError:
         module = self._module

@@ -39,8 +39,14 @@ def open_plan(bundle: Bundle, graph: str, backend: str) -> TrtSession:
     cuda = Cuda()
     plan = choose_plan(bundle, graph, backend, version=module.__version__, sm=cuda.sm)
     path = bundle.file(plan.file)
+    is_stripped = plan.options.get("weights") == "stripped"
     return TrtSession(
-        module, path, entry.signature, cuda, jit_cache=path.with_suffix(f".jit-sm{cuda.sm}")
+        module,
+        path,
+        entry.signature,
+        cuda,
+        jit_cache=path.with_suffix(f".jit-sm{cuda.sm}"),
+        weights=bundle.file(entry.file) if is_stripped else None,
     )
 
 

@@ -21,9 +21,10 @@ PEAK = """
 import sys
 from pathlib import Path
 from draftrt.cli import group
-group(sys.argv[1:], standalone_mode=False)
+status = group(sys.argv[1:], standalone_mode=False)
 text = Path("/proc/self/status").read_text()
-print("peak", int(text.split("VmHWM:")[1].split()[0]) * 1024)
+print("peak", int(text.split("VmHWM:")[1].split()[0]) * 1024, flush=True)
+sys.exit(status if isinstance(status, int) else 0)
 """
 
 

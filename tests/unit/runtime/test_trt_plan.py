@@ -169,4 +169,4 @@ def test_the_chosen_plan_is_opened_with_a_cache_of_its_own_for_this_gpu(
     arguments, options = seen
     plan = Path("my-bundle") / PLAN.file
     assert arguments == (module, plan, bundle.graph().signature, SimpleNamespace(sm=89))
-    assert options == {"jit_cache": plan.with_suffix(".jit-sm89")}
+    assert options == {"jit_cache": plan.with_suffix(".jit-sm89"), "weights": None}
