@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from draftrt.bundle import MANIFEST, Bundle
 from draftrt.export.inspect import describe, table
+from draftrt.export.inspect_bundle import bundle_table, describe_bundle
 from draftrt.export.load import load_drafter
 from draftrt.export.target import check_tokenizer, read_target
 
@@ -31,7 +33,15 @@ def inspect(
     ignore_keys: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show every fact of the drafter in folder DRAFT, and where each was read."""
+    """Show every fact of the drafter in folder DRAFT, and where each was read.
+
+    Of a bundle: its graphs, what of them is quantised, and its plans.
+    """
+    if (draft / MANIFEST).is_file():
+        if target is not None or sample_from_anchor is not None or ignore_keys:
+            raise click.UsageError(f"{draft} is a bundle: it was checked when it was made")
+        _show_bundle(Bundle.open(draft), as_json=as_json)
+        return
     model = read_target(target) if target is not None else None
     loaded = load_drafter(
         draft, model, sample_from_anchor=sample_from_anchor, ignore_keys=frozenset(ignore_keys)
@@ -43,9 +53,19 @@ def inspect(
     if as_json:
         click.echo(json.dumps({**describe(loaded), "warnings": warnings}, indent=1))
         return
-    rows = list(table(loaded))
+    _show(list(table(loaded)))
+    for line in warnings:
+        click.echo(f"warning: {line}", err=True)
+
+
+def _show_bundle(bundle: Bundle, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(describe_bundle(bundle), indent=1))
+    else:
+        _show(list(bundle_table(bundle)))
+
+
+def _show(rows: list[tuple[str, str, str]]) -> None:
     widths = [min(60, max(len(row[column]) for row in rows)) for column in (0, 1)]
     for fact, value, source in rows:
         click.echo(f"{fact:<{widths[0]}}  {value:<{widths[1]}}  {source}")
-    for line in warnings:
-        click.echo(f"warning: {line}", err=True)

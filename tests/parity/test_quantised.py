@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,19 @@ def test_the_bundle_says_what_is_quantised_and_is_smaller(mixed: Path) -> None:
     assert list(stored["layers.0.mlp.down_proj.weight.codes"].dims) == [224, 80]
     assert list(stored["layers.0.mlp.down_proj.weight.scales"].dims) == [7, 80]
     assert list(stored["layers.0.mlp.up_proj.weight.scales"].dims) == [5, 224]  # 80 = 5 * 16
+
+
+def test_inspect_shows_what_of_a_bundle_is_quantised(mixed: Path) -> None:
+    shown = CliRunner().invoke(group, ["inspect", str(mixed)])
+    assert shown.exit_code == 0, shown.output
+    [line] = [line for line in shown.output.splitlines() if line.startswith("graph draft")]
+    assert "fp32, linear int4, head int8, embedding int8, fixed, opset 24, 64 rows" in line
+    told = json.loads(CliRunner().invoke(group, ["inspect", str(mixed), "--json"]).stdout)
+    assert told["graphs"]["draft"]["quantization"]["head"] == "int8"
+    words = ["inspect", str(mixed), "--target", str(ASSETS / "tiny-target")]
+    refused = CliRunner().invoke(group, words)
+    assert refused.exit_code == 2
+    assert "is a bundle: it was checked when it was made" in refused.output
 
 
 def test_onnxruntime_multiplies_with_the_codes_and_looks_rows_up_in_them(
