@@ -14,7 +14,8 @@ from draftrt.quantization import describe
 def describe_bundle(bundle: Bundle) -> dict[str, Any]:
     """Return what is known of a bundle as JSON data.
 
-    Keys: ``drafter``, ``target``, ``graphs`` (without signatures), ``plans``, ``created``, ``command``.
+    Keys: ``bundle``, ``drafter``, ``target``, ``graphs`` (no signatures), ``plans``, ``created``
+    and ``command``.
     """
     facts = to_json(bundle.manifest)
     for graph in facts["graphs"].values():
