@@ -16,6 +16,7 @@ from draftrt.codec import to_json
 from draftrt.errors import BundleError
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.validate.record_files import read_json
+from draftrt.validate.report_doctor import KEYS as DOCTOR_KEYS
 
 HERE = "made for this report"
 
@@ -29,7 +30,9 @@ class Report:
         parity: data of a parity check, as ``draftrt validate parity --json`` prints it; None
             without one.
         bench: data of a bench, as ``draftrt bench --json`` writes it; None without one.
-        sources: where ``parity`` and ``bench`` come from, in words.
+        doctor: data of the acceptance doctor, as ``draftrt doctor acceptance --json`` prints it;
+            None without it.
+        sources: where these three come from, in words.
         command: command line that made the report.
         created: UTC time.
         tools: package to version, of the machine that made the report.
@@ -38,6 +41,7 @@ class Report:
     bundle: Bundle
     parity: Mapping[str, Any] | None
     bench: Mapping[str, Any] | None
+    doctor: Mapping[str, Any] | None
     sources: Mapping[str, str]
     command: str
     created: str
@@ -64,6 +68,7 @@ class Report:
             "verdict": self.verdict,
             "parity": self.parity,
             "bench": self.bench,
+            "doctor": self.doctor,
             "sources": dict(self.sources),
             "manifest": to_json(self.bundle.manifest),
             "manifest_sha256": sha256_of(self.bundle.path / MANIFEST),
@@ -78,6 +83,7 @@ def make_report(
     *,
     parity: Path | None = None,
     bench: Path | None = None,
+    doctor: Path | None = None,
     with_parity: bool = True,
     with_bench: bool = False,
     report: Callable[[str], None] = lambda line: None,
@@ -88,6 +94,7 @@ def make_report(
         path: the bundle.
         parity: JSON of a parity check that was made already; None: it is made now.
         bench: JSON of a bench that was made already.
+        doctor: JSON of the acceptance doctor; None: the report does without.
         with_parity: whether a parity check that was not made already is made.
         with_bench: whether a bench that was not made already is made, a short one; without any the
             report has no acceptance and no times.
@@ -103,11 +110,14 @@ def make_report(
     bundle.verify_hashes()
     found, parity_source = _parity(bundle, parity, report if with_parity else None)
     timed, bench_source = _bench(bundle, bench, report if with_bench else None)
+    examined = None if doctor is None else _read(doctor, bundle, DOCTOR_KEYS)
+    doctor_source = "" if doctor is None else f"{doctor.name}, by draftrt doctor acceptance --json"
     return Report(
         bundle=bundle,
         parity=found,
         bench=timed,
-        sources={"parity": parity_source, "bench": bench_source},
+        doctor=examined,
+        sources={"parity": parity_source, "bench": bench_source, "doctor": doctor_source},
         command=command_line(),
         created=now(),
         tools=tool_versions(),
@@ -152,7 +162,7 @@ def _read(path: Path, bundle: Bundle, keys: tuple[str, ...]) -> Mapping[str, Any
     if missing:
         raise BundleError(
             f"{path}: got JSON without {', '.join(missing)}, expected what `draftrt validate "
-            "parity --json` or `draftrt bench --json` writes",
+            "parity`, `draftrt bench` or `draftrt doctor acceptance` write with --json",
         )
     name, expected = Path(str(data["bundle"])).name, bundle.path.resolve().name
     if name != expected:

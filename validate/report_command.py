@@ -28,6 +28,7 @@ FILE = click.Path(path_type=Path)
     "--no-parity", is_flag=True, help="Leave the parity check out; needs no PyTorch then."
 )
 @click.option("--bench", type=FILE, help="JSON of `draftrt bench --json`: acceptance and times.")
+@click.option("--doctor", type=FILE, help="JSON of `draftrt doctor acceptance --json`.")
 @click.option("--measure", is_flag=True, help="Make a short bench now, on ONNX Runtime.")
 def report(
     bundle: Path,
@@ -37,6 +38,7 @@ def report(
     parity: Path | None,
     no_parity: bool,
     bench: Path | None,
+    doctor: Path | None,
     measure: bool,
 ) -> None:
     """Write one HTML file about BUNDLE: parity, acceptance, times, facts, provenance.
@@ -57,6 +59,7 @@ def report(
         bundle,
         parity=parity,
         bench=bench,
+        doctor=doctor,
         with_parity=not no_parity,
         with_bench=measure,
         report=lambda line: click.echo(line, err=True),

@@ -37,7 +37,7 @@ p { margin: 6px 0; max-width: 76ch; overflow-wrap: anywhere; }
 .tiles li { padding: 12px 14px; }
 .tiles b { display: block; font-size: 1.05rem; overflow-wrap: anywhere; }
 .tiles span { color: var(--faint); font-size: 0.85rem; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(330px, 100%), 1fr));
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(330px, 100%), 1fr));
   gap: 14px; margin: 12px 0; }
 figure { margin: 0; padding: 14px 16px; min-width: 0; }
 figcaption { font-weight: 600; font-size: 0.92rem; margin-bottom: 8px; }

@@ -6,21 +6,24 @@ Every plot has a table with the same figures, so that Markdown says what HTML sh
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from draftrt.codec import to_json
 from draftrt.validate.report import Report
-from draftrt.validate.report_parts import Plot, Section, Table
-from draftrt.validate.report_plots import bars, lines, split
-
-BUSY = 0.75  # load a core from which on times say little
+from draftrt.validate.report_bench import bench_section, speculative
+from draftrt.validate.report_doctor import doctor_section
+from draftrt.validate.report_parts import Section, Table
 
 
 def sections_of(report: Report) -> list[Section]:
     """Return everything a report says, in reading order."""
-    parts = [_parity(report), _bench(report), _bundle(report), _facts(report), _provenance(report)]
-    return [part for part in parts if part is not None]
+    parts = [_parity(report)]
+    if report.bench is not None:
+        parts.append(bench_section(report.bench, report.sources["bench"]))
+    if report.doctor is not None:
+        parts.append(doctor_section(report.doctor, report.sources["doctor"]))
+    return [*parts, _bundle(report), _facts(report), _provenance(report)]
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
@@ -32,7 +35,7 @@ def headline(report: Report) -> list[tuple[str, str]]:
         ("graph", f"{entry.precision.value}, opset {entry.opset}"),
         ("bundle size", readable(sum(one.bytes for one in report.bundle.manifest.files.values()))),
     ]
-    own = _speculative(report)
+    own = None if report.bench is None else speculative(report.bench)
     if own is not None and own.get("stats"):
         told.append(
             ("acceptance length", f"{own['stats']['acceptance_length']:.2f} tokens a round")
@@ -48,7 +51,7 @@ def readable(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
 
 
-def _parity(report: Report) -> Section | None:
+def _parity(report: Report) -> Section:
     found = report.parity
     if found is None:
         return Section(title="Parity", text=["The graph was not compared with its PyTorch module."])
@@ -110,103 +113,6 @@ def _measure(one: Mapping[str, Any]) -> list[str]:
     verdict = "same" if one["same"] else "different"
     limit = f"{sign} {told(one['limit'])}"
     return [one["output"], one["measure"], f"{one['rows']:,}", told(one["seen"]), limit, verdict]
-
-
-def _speculative(report: Report) -> Mapping[str, Any] | None:
-    if report.bench is None:
-        return None
-    named = {one["name"]: one for one in report.bench["systems"]}
-    return named.get("speculative")
-
-
-def _bench(report: Report) -> Section | None:
-    bench = report.bench
-    if bench is None:
-        return None
-    repeats = bench["repeats"]
-    times = "once" if repeats == 1 else f"{repeats} times"
-    load = ", ".join("?" if one is None else f"{one:.2f}" for one in bench["load"])
-    text = [
-        f"{bench['pair']}. {bench['num_prompts']} prompts × {bench['max_tokens']} tokens, each "
-        f"{times}, greedy, on {bench['processor']}, {bench['num_cores']} cores, "
-        f"load before and after {load}. Source: {report.sources['bench']}.",
-        *bench["notes"],
-    ]
-    if any(one is not None and one > BUSY * bench["num_cores"] for one in bench["load"]):
-        text.append("The machine was busy: compare nothing but rows of one table.")
-    rows = [
-        [
-            one["name"],
-            f"{one['tokens_per_s']:.1f}",
-            "-" if one["first_ms"] is None else f"{one['first_ms']:.1f}",
-            f"{one['times_plain']:.2f}",
-            f"{one['num_same']} of {one['num_decodings']}",
-        ]
-        for one in bench["systems"]
-    ]
-    head = ["system", "tokens/s", "first token, ms", "× plain", "same ids"]
-    speeds = Table(head=head, rows=rows, title="Speed")
-    own = _speculative(report)
-    plots = []
-    if own is not None and own.get("stats"):
-        plots += [_positions(own["stats"]), _round(own["stats"])]
-    if bench["costs"]:
-        plots.append(_costs(bench["costs"]))
-    return Section(title="Acceptance and times", text=text, tables=[speeds], plots=plots)
-
-
-def _positions(stats: Mapping[str, Any]) -> Plot:
-    shares = [float(share) for share in stats["acceptance_by_position"]]
-    names = [str(index + 1) for index in range(len(shares))]
-    title = (
-        f"Drafts kept, by position: {stats['acceptance_length']:.2f} tokens a round over "
-        f"{stats['num_rounds']} rounds"
-    )
-    return Plot(
-        title=title,
-        svg=bars(title, shares, names, axis="position in the block", most=1.0),
-        table=Table(
-            head=["position", "share of drafts kept"],
-            rows=[[name, f"{share:.3f}"] for name, share in zip(names, shares, strict=True)],
-        ),
-    )
-
-
-def _round(stats: Mapping[str, Any]) -> Plot:
-    rounds = max(stats["num_rounds"], 1)
-    parts = {name: 1e3 * stats[f"{name}_s"] / rounds for name in ("draft", "verify", "host")}
-    whole = sum(parts.values()) or 1.0
-    title = f"A round's time: {sum(parts.values()):.3g} ms"
-    return Plot(
-        title=title,
-        svg=split(title, parts, unit="ms"),
-        table=Table(
-            head=["part", "ms a round", "share"],
-            rows=[[name, f"{size:.3g}", f"{size / whole:.1%}"] for name, size in parts.items()],
-        ),
-    )
-
-
-def _costs(costs: Sequence[Mapping[str, Any]]) -> Plot:
-    series = {
-        f"behind {one['context']} cached tokens": {
-            int(rows): float(time) for rows, time in one["verify_ms"].items()
-        }
-        for one in costs
-    }
-    title = "Verification: milliseconds by rows in one call of the target"
-    return Plot(
-        title=title,
-        svg=lines(title, series, axis="rows: anchor and drafts", unit="ms"),
-        table=Table(
-            head=["cached tokens", "rows", "ms"],
-            rows=[
-                [str(one["context"]), str(rows), f"{time:.3g}"]
-                for one in costs
-                for rows, time in one["verify_ms"].items()
-            ],
-        ),
-    )
 
 
 def _bundle(report: Report) -> Section:

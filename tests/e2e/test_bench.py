@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("transformers")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.xdist_group("bench")]
 
 PAIRS = Path(__file__).resolve().parent.parent / "golden-pairs"
+PROMPTS = PAIRS.parent / "assets" / "prompts.txt"
 PROMPT = 'The "for" statement is used to iterate over'
 FEW = ("--num-prompts", 2, "--max-tokens", 12, "--repeats", 1)
 
@@ -117,3 +119,16 @@ def test_a_report_measures_what_it_is_not_given(bundle: Path, tmp_path: Path) ->
     wrong = run_cli("report", bundle, "-o", out, "--bench", data, "--measure")
     assert wrong.exit_code == 2
     assert "exclude each other" in wrong.stderr
+
+
+@pytest.mark.extended
+def test_a_report_holds_what_the_doctor_really_prints(bundle: Path, tmp_path: Path) -> None:
+    words = ("--prompts", PROMPTS, "--num-prompts", 3, "--max-tokens", 32, "--no-forms", "--json")
+    done = run_cli("doctor", "acceptance", bundle, *words)
+    assert done.exit_code in (0, 3), done.output
+    found, out = tmp_path / "doctor.json", tmp_path / "report.html"
+    found.write_text(done.stdout)
+    done = run_cli("report", bundle, "-o", out, "--no-parity", "--doctor", found)
+    assert done.exit_code == 0, done.output
+    page = out.read_text()
+    assert all(escape(verdict) in page for verdict in json.loads(found.read_text())["verdicts"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -213,6 +214,44 @@ def test_what_is_not_this_bundles_is_refused(bundle: Path, tmp_path: Path) -> No
     assert done.exit_code == 1
     assert "content changed since it was written" in done.stderr
     assert not out.exists()
+
+
+def test_what_the_doctor_found_is_a_part_of_the_page(bundle: Path, tmp_path: Path) -> None:
+    def about(mean: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+        return {"mean": mean, "low": low, "high": high, "rounds": 40}
+
+    data = {
+        "bundle": str(bundle),
+        "acceptance_length": about(2.5, 2.25, 2.75),
+        "verdicts": ["rope.theta: 500000 <instead> of 10000 would help"],
+        "by_position": [0.8, 0.4],
+        "by_context": [
+            {"first": 0, "last": 63, **about(2.0)},
+            {"first": 64, "last": 127, **about(3.0, 2.5, 3.5)},
+        ],
+        "suspects": [
+            {"fact": "rope.theta", "change": "500000", "gain": about(1.5, 1.0, 2.0), "better": True}
+        ],
+        "forms": [],
+    }
+    found = tmp_path / "doctor.json"
+    found.write_text(json.dumps(data))
+    out, text = tmp_path / "report.html", tmp_path / "report.md"
+    done = report(bundle, "-o", out, "--markdown", text, "--no-parity", "--doctor", found)
+    assert done.exit_code == 0, done.output
+    page = " ".join(Page(out.read_text()).words)
+    assert "2.50 tokens a round (2.25 to 2.75), over 40 rounds" in page
+    assert "500000 <instead> of 10000 would help" in page
+    assert "<instead>" not in out.read_text()
+    told = text.read_text()
+    assert "| rope.theta | 500000 | 1.50 (1.00 to 2.00) | yes |" in told
+    assert "| 64–127 | 3.00 (2.50 to 3.50) | 40 |" in told
+    assert "| 2 | 0.400 |" in told
+    del data["suspects"]
+    found.write_text(json.dumps(data))
+    done = report(bundle, "-o", out, "--no-parity", "--doctor", found)
+    assert done.exit_code == 1
+    assert "got JSON without suspects" in done.stderr
 
 
 def test_wrong_usage_is_told_before_anything_is_written(bundle: Path, tmp_path: Path) -> None:
