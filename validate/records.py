@@ -145,7 +145,7 @@ def _checkpoint(folder: Path, given: Path | None) -> Path:
     if given is None and not own.exists():
         raise RecordError(
             f"{folder}: holds the hashes of its drafter, not the drafter",
-            hint="give the checkpoint it was made from with --draft",
+            hint="give `draftrt validate golden` the checkpoint it was made from, with --draft",
         )
     if given is not None and own.exists():
         raise RecordError(

@@ -136,7 +136,7 @@ def test_logits_stay_near_those_of_the_weights_before(mixed: Path) -> None:
     session = ort.InferenceSession(str(mixed / entry.file), providers=["CPUExecutionProvider"])
     feeds = round_feeds(loaded.spec, np.random.default_rng(5), new_rows=9, context_length=0)
     caches = {
-        tensor.name: np.zeros(tensor.shape, np.float32)
+        tensor.name: np.zeros([int(size) for size in tensor.shape], np.float32)
         for tensor in entry.signature.inputs
         if tensor.name.startswith("past_")
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from draftrt.export.quantized_graph import QuantizedUse
 from draftrt.quantization import Scheme
 
 
-def align(stream: io.BufferedWriter) -> int:
+def align(stream: BinaryIO) -> int:
     """Pad to 64 bytes."""
     stream.write(b"\0" * (-stream.tell() % 64))
     return stream.tell()

@@ -13,9 +13,10 @@ import pytest
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.compare import Finding
 from draftrt.validate.range_report import as_json, as_text
-from draftrt.validate.ranges import LARGEST_FEATURE, Point, RangeReport, record_ranges
+from draftrt.validate.ranges import Point, RangeReport, record_ranges
 from draftrt.validate.records import read_case
 from draftrt.validate.reference import ReferenceRounds
+from draftrt.validate.tolerances import LARGEST_FEATURE
 
 torch = pytest.importorskip("torch")
 CONTEXT = 160
