@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftrt.export import gemma4_decoder, ops, rope
-from draftrt.export.activations import ACTIVATIONS
+from draftrt.export.mlp import gated_mlp
 from draftrt.export.ops import Profile
 from draftrt.export.view import View, mask_of
 from draftrt.export.weights import Root, Weights, register
@@ -156,12 +156,8 @@ class Decoder(nn.Module):
         return out, keys, values
 
     def _mlp(self, layer: Weights, x: Tensor) -> Tensor:
-        w = layer.below("mlp")
         u = ops.rms_norm(x, layer("post_attention_layernorm.weight"), self.spec.rms_norm_eps)
-        gate = ops.linear(u, w("gate_proj.weight"), w.get("gate_proj.bias")).float()
-        up = ops.linear(u, w("up_proj.weight"), w.get("up_proj.bias")).float()
-        inner = ACTIVATIONS[self.spec.activation](gate) * up
-        return ops.linear_to_residual(inner, w("down_proj.weight"), w.get("down_proj.bias"))
+        return gated_mlp(u, layer.below("mlp"), self.spec.activation)
 
 
 def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

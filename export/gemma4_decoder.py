@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from draftrt.export import ops, rope
-from draftrt.export.activations import ACTIVATIONS
+from draftrt.export.mlp import gated_mlp
 from draftrt.export.ops import Profile
 from draftrt.export.view import View
 from draftrt.export.weights import Weights
@@ -63,7 +63,8 @@ def advance(
         spec, is_raw, layer, norm("input", x), view, mask, keys, values, profile
     )
     x = x + norm("post_attention", out)
-    x = x + norm("post_feedforward", _mlp(spec, layer.below("mlp"), norm("pre_feedforward", x)))
+    out = gated_mlp(norm("pre_feedforward", x), layer.below("mlp"), spec.activation)
+    x = x + norm("post_feedforward", out)
     return x * layer("layer_scalar").float(), keys, values
 
 
@@ -107,12 +108,6 @@ def _attention(
     )
     out = out.transpose(1, 2).reshape(-1, spec.num_heads * dim)
     return ops.linear_to_residual(out, w("o_proj.weight"), w.get("o_proj.bias")), keys, values
-
-
-def _mlp(spec: DecoderSpec, w: Weights, u: Tensor) -> Tensor:
-    gate = ACTIVATIONS[spec.activation](ops.linear(u, w("gate_proj.weight")).float())
-    inner = gate * ops.linear(u, w("up_proj.weight")).float()
-    return ops.linear_to_residual(inner, w("down_proj.weight"))
 
 
 def layer_shapes(spec: DecoderSpec, facts: Gemma4Spec, layer: int) -> dict[str, tuple[int, ...]]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from draftrt.export import ops
-from draftrt.export.activations import ACTIVATIONS
 from draftrt.export.conv import convolve, kernels
+from draftrt.export.mlp import gated_mlp
 from draftrt.export.ops import Profile
 from draftrt.export.view import View
 from draftrt.export.weights import Weights
@@ -88,10 +88,7 @@ class Layer:
         return out, keys, values
 
     def _mlp(self, u: Tensor) -> Tensor:
-        w = self._weights.below("mlp")
-        gate = ACTIVATIONS[self._spec.activation](ops.linear(u, w("gate_proj.weight")).float())
-        inner = gate * ops.linear(u, w("up_proj.weight")).float()
-        return ops.linear_to_residual(inner, w("down_proj.weight"))
+        return gated_mlp(u, self._weights.below("mlp"), self._spec.activation)
 
 
 def attend_with_cache(
