@@ -139,8 +139,12 @@ class QuantizedRef(TensorRef):
         return out
 
     def rows(self, start: int, stop: int) -> TensorRef:
-        """Return some rows, read."""
-        return from_tensor(self.name, self.read()[start:stop])
+        """Return some rows, read; of a table no others are touched."""
+        if self.is_product:
+            return from_tensor(self.name, self.read()[start:stop])
+        wanted: torch.dtype = getattr(torch, self.dtype)
+        content = torch.stack([self.channel(row) for row in range(start, stop)])
+        return from_tensor(self.name, content.to(wanted))
 
     def channel(self, row: int) -> Tensor:
         """Return one output channel [in] without rounding, reading its codes one by one."""

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from draftrt.export.assemble import GraphTensor
+from draftrt.export.checkpoint import TensorRef
 from draftrt.export.layers import WEIGHT
+from draftrt.export.quantized_file import QuantizedRef
 
 
 class Unread:
@@ -51,14 +53,23 @@ class Unread:
             raise AttributeError(name)
         if name in self._looked_up:
             return _rows_of(tensor, self._looked_up[name])
-        source = tensor.source if stop < 0 else tensor.source.rows(start, stop)
-        return _computed(source.read(), tensor.dtype)
+        source = _source_of(tensor)
+        source = source if stop < 0 else source.rows(start, stop)
+        return _computed(source.read(), tensor)
 
 
-def _computed(content: Tensor, dtype: torch.dtype) -> Tensor:
+def _source_of(tensor: GraphTensor) -> TensorRef:
+    """Return the content; a float32 twin of a bfloat16 graph dequantises without rounding."""
+    source, is_twin = tensor.source, tensor.dtype is torch.bfloat16
+    return source.exact() if is_twin and isinstance(source, QuantizedRef) else source
+
+
+def _computed(content: Tensor, tensor: GraphTensor) -> Tensor:
     """Return the content rounded to the graph's type; bfloat16 is computed with in float32."""
-    rounded = content.to(dtype)
-    return rounded.float() if dtype is torch.bfloat16 else rounded
+    if isinstance(tensor.source, QuantizedRef) and tensor.dtype is torch.bfloat16:
+        return content
+    rounded = content.to(tensor.dtype)
+    return rounded.float() if tensor.dtype is torch.bfloat16 else rounded
 
 
 def _rows_of(tensor: GraphTensor, ids: Sequence[int]) -> Tensor:
@@ -67,6 +78,6 @@ def _rows_of(tensor: GraphTensor, ids: Sequence[int]) -> Tensor:
         tensor.shape, dtype=torch.float32 if tensor.dtype is torch.bfloat16 else tensor.dtype
     )
     for row in ids:
-        content = tensor.source.rows(row, row + 1).read()
-        table[row] = _computed(content, tensor.dtype)[0]
+        content = _source_of(tensor).rows(row, row + 1).read()
+        table[row] = _computed(content, tensor)[0]
     return table

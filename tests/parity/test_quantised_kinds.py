@@ -101,6 +101,20 @@ def test_every_scheme_passes_the_gate_in_every_precision(
     assert ("cache as run" in compared.output) == (scheme != "fp8" and precision != "bf16")
 
 
+@pytest.mark.parametrize("precision", [one.value for one in Precision])
+def test_the_gate_for_large_models_takes_quantised_weights(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draftrt.export import check_sampled
+
+    monkeypatch.setattr(check_sampled, "FULL_CHECK_BYTES", 0)
+    done = export(tmp_path / "out", MIXED, "--precision", precision)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("rows of all") == 2
+    assert done.output.count("same as PyTorch") == 2
+    assert done.output.count("from PyTorch") == 3
+
+
 def test_a_compat_graph_takes_int8(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = export(out, ("int8", "embedding=int8"), "--graph", "compat")

@@ -79,6 +79,7 @@ def test_a_table_stays_in_its_own_order(tmp_path: Path, monkeypatch: pytest.Monk
     assert raw.reshape(50, 24).tolist() == codes.tolist()
     assert torch.equal(ref.read(), dequantize(codes, scales))
     assert torch.equal(ref.channel(33), dequantize(codes, scales)[33])
+    assert torch.equal(ref.rows(40, 43).read(), dequantize(codes, scales)[40:43])
 
 
 def test_int4_codes_lie_input_by_input_two_to_a_byte(tmp_path: Path) -> None:
