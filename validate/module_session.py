@@ -6,11 +6,11 @@ Used to record what the module does, without an export.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from draftrt.closing import Closing
 from draftrt.signature import Signature, check_feeds
 from draftrt.spec import Precision
 from draftrt.validate.reference import ReferenceRounds
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, NDArray[Any]]
 
 
-class ModuleSession:
+class ModuleSession(Closing):
     """Drafts in float32 on the CPU; see `draftrt.runtime.backend.GraphSession`."""
 
     def __init__(
@@ -66,16 +66,3 @@ class ModuleSession:
 
     def close(self) -> None:
         """Do nothing: the module goes with the session."""
-
-    def __enter__(self) -> ModuleSession:
-        """Return the session itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the session."""
-        self.close()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.closing import Closing
 from draftrt.errors import BackendError
 from draftrt.runtime.backend import GraphSession
 from draftrt.runtime.ort import AS_WRITTEN, INT8, QUANTISED_PRODUCTS
@@ -74,7 +74,7 @@ class SessionRounds:
         return dict(self._session.run(feeds))
 
 
-class RoundRunner:
+class RoundRunner(Closing):
     """A runner as Polygraphy's comparator uses one: a context manager with metadata and `infer`.
 
     Attributes:
@@ -111,12 +111,7 @@ class RoundRunner:
         self._rounds = self._open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Free what was loaded."""
         self._rounds = None
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from itertools import cycle
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftrt.closing import Closing
 from draftrt.runtime.backend import Arrays, fed_signature
 from draftrt.runtime.target import TargetRows
 from draftrt.signature import DimRange, Signature, TensorSpec, check_feeds
@@ -119,7 +120,7 @@ def toy_signature(
     )
 
 
-class FakeSession:
+class FakeSession(Closing):
     """A drafter's graph that drafts as a script says: how many drafts of each round are right."""
 
     def __init__(self, signature: Signature, num_right: Sequence[int] = (0,)) -> None:
@@ -160,17 +161,6 @@ class FakeSession:
 
     def close(self) -> None:
         self.closed = True
-
-    def __enter__(self) -> FakeSession:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 TOY_ROPE = RopeSpec(
