@@ -14,6 +14,8 @@ from draftrt.validate.bisect_reference import CHOICE, INTO, KEYS, MASK, OUT, VAL
 from draftrt.validate.bisect_run import ReferenceRound
 from draftrt.validate.tolerances import Limit
 
+CANDIDATES = Place("candidate_selector.successor_codebook.weight", 0, INTO)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
@@ -98,18 +100,28 @@ def visible(mask: NDArray[Any], valid: int) -> NDArray[np.bool_]:
 
 
 def is_tie(place: Place, values: Mapping[Place, NDArray[Any]], gap: Gap, limit: Limit) -> bool:
-    """Whether a place differs only because two scores were closer than the limit.
+    """Whether a place differs only because scores were closer than the limit.
 
-    True for the choice itself; what depends on it is not looked at any more.
+    True for choices themselves, the best id of a row or its best candidates; what depends on them
+    is not looked at any more.
     """
-    if place.name != CHOICE or place.side != OUT or gap.want.shape != gap.got.shape:
+    if place == CANDIDATES:
+        source = Place("lm_head.weight", 0, OUT)
+    elif place.name == CHOICE and place.side == OUT:
+        source = Place(CHOICE, place.number, INTO)
+    else:
         return False
-    scores = values[Place(CHOICE, place.number, INTO)].reshape(
-        -1, values[Place(CHOICE, place.number, INTO)].shape[-1]
-    )
+    if gap.want.shape != gap.got.shape or source not in values:
+        return False
+    scores = values[source].reshape(-1, values[source].shape[-1])
     near = 2 * (limit.atol + limit.rtol * float(np.abs(scores[np.isfinite(scores)]).max()))
-    pairs = zip(scores, gap.want.ravel(), gap.got.ravel(), strict=True)
-    return all(0 <= b < len(row) and row[a] - row[b] <= near for row, a, b in pairs)
+    rows = zip(scores, *(ids.reshape(len(scores), -1) for ids in (gap.want, gap.got)), strict=True)
+    for row, want, got in rows:
+        if (got < 0).any() or (got >= len(row)).any():
+            return False
+        if (np.abs(row[want] - row[got]) > near).any():
+            return False
+    return True
 
 
 def _mask(value: Value, got: NDArray[Any], want: NDArray[Any], valid: int) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ asked round by round, both drafters at the same anchor, so there a group is a ro
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def estimate(groups: Sequence[Sequence[float]]) -> Estimate:
     return Estimate(mean=mean, standard_error=error, num_rounds=count, num_groups=number)
 
 
+@functools.cache
 def student_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's t distribution.
 
