@@ -108,8 +108,8 @@ def _target(folder: Path, rivals: bool, report: Report) -> Iterator[Row]:
 
 
 def _int4(folder: Path, rivals: bool, report: Report) -> Iterator[Row]:
-    words = _words(folder, "--precision", "fp16", "--quantize", "draft:int4", whole_target=True)
-    yield export_row("Qwen3-4B DFlash, export --quantize int4", words, lambda s, p: [])
+    words = _words(folder, "--precision", "bf16", "--quantize", "draft:int4", whole_target=True)
+    yield export_row("Qwen3-4B DFlash, bf16, export --quantize int4", words, lambda s, p: [])
     yield build_row(
         "Qwen3-4B DFlash, int4 plan",
         folder / "bundle",
