@@ -92,20 +92,20 @@ _FP16_IDS = Limit(
     agreement=0.9, reason="an id may flip where two logits are closer than a float16 rounding"
 )
 _FP16 = Limit(
-    atol=2e-2,
-    rtol=2e-2,
-    cosine=0.999,
+    atol=4e-2,
+    rtol=4e-2,
+    cosine=0.998,
     norm=1e-2,
-    reason="each float16 product rounds to 5e-4 and both sides round apart; dynamic convolutions "
-    "make three times as much of it",
+    reason="each float16 product rounds to 5e-4 and both sides round apart; where attention weighs "
+    "two rows alike, or through dynamic convolutions, 2e-2 of the largest value was seen",
 )
 _FP16_LOGITS = Limit(
-    atol=2e-2,
-    rtol=2e-2,
+    atol=4e-2,
+    rtol=4e-2,
     agreement=0.9,
     overlap=0.97,
     divergence=5e-3,
-    cosine=0.999,
+    cosine=0.998,
     norm=2e-2,
     reason="a logit moves by a few float16 roundings; a distribution moves by their square",
 )
