@@ -101,6 +101,11 @@ from draftrt.runtime.stats import Stats
 @click.option(
     "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of each model."
 )
+@click.option(
+    "--map-weights",
+    is_flag=True,
+    help="Least memory: read weights where their file is mapped, shared tables once; slower.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def run(
     bundle: Path,
@@ -125,6 +130,7 @@ def run(
     chat: bool,
     plain: bool,
     threads: int,
+    map_weights: bool,
     as_json: bool,
 ) -> None:
     """Decode a prompt with the drafter and target of BUNDLE.
@@ -153,6 +159,7 @@ def run(
         backend=backend,
         device=device,
         threads=threads,
+        map_weights=map_weights,
     ) as pair:
         if as_json:
             done = pair.generate(wanted, options, stop=stop, speculate=not plain)

@@ -30,6 +30,7 @@ def load(
     backend: str = "onnxruntime",
     device: str = "cpu",
     threads: int = 1,
+    map_weights: bool = False,
 ) -> Pair:
     """Load a bundle and its target.
 
@@ -41,6 +42,8 @@ def load(
         backend: one of `BACKENDS`. The two TensorRTs run the bundle's plans on the GPU.
         device: where ONNX Runtime and a Hugging Face target run, ``cpu`` or ``cuda``.
         threads: threads of each model; more than the machine's cores slows both down.
+        map_weights: let ONNX Runtime multiply with weights where their file is mapped: the least
+            memory, tables that both graphs share once, and slower calls.
 
     Raises:
         BundleError: no bundle there, its files changed, or it lacks the graph asked for.
@@ -55,7 +58,14 @@ def load(
     folder = find_target(bundle, target) if port == "hf" else None
 
     def open_on(name: str) -> GraphSession:
-        return open_graph(bundle, name, backend=backend, device=device, threads=threads)
+        return open_graph(
+            bundle,
+            name,
+            backend=backend,
+            device=device,
+            threads=threads,
+            map_weights=map_weights,
+        )
 
     drafter = None
     if spec is not None:
@@ -65,7 +75,9 @@ def load(
         model = HfTarget(folder, taps, device=device, threads=threads)
     else:
         model = GraphTarget(open_on("target"), bundle.graph("target").max_context)
-    name = where(port=port, backend=backend, device=device, threads=threads)
+    name = where(
+        port=port, backend=backend, device=device, threads=threads, maps_weights=map_weights
+    )
     costs = read_costs(bundle.manifest.notes, name)
     tokenizer = bundle.file("tokenizer")
     return Pair(model, drafter, tokenizer, stop_ids, runs_as=name, costs=costs)
@@ -95,6 +107,7 @@ def open_graph(
     backend: str = "onnxruntime",
     device: str = "cpu",
     threads: int = 1,
+    map_weights: bool = False,
 ) -> GraphSession:
     """Open a graph of a bundle.
 
@@ -104,12 +117,19 @@ def open_graph(
         backend: one of `BACKENDS`; the two TensorRTs run a plan that was built from the graph.
         device: for ONNX Runtime, ``cpu`` or ``cuda``.
         threads: for ONNX Runtime, threads of an operator.
+        map_weights: for ONNX Runtime on the CPU, see `load`.
 
     Raises:
         BundleError: the bundle has no such graph, or another one than its manifest describes.
         BackendError: the backend's package is missing, it has no such device or no plan that runs
             here, or it refuses the graph.
     """
+    if map_weights and (backend != "onnxruntime" or device != "cpu"):
+        place = device if backend == "onnxruntime" else "cuda"
+        raise BackendError(
+            f"mapped weights: got {backend} on {place}, expected onnxruntime on cpu",
+            hint="leave --map-weights out: a GPU holds its own copy",
+        )
     if backend != "onnxruntime":
         from draftrt.runtime.trt_plan import open_plan
 
@@ -122,6 +142,7 @@ def open_graph(
         entry.signature,
         device=device,
         threads=threads,
+        maps_weights=map_weights,
         can_grow=bool(entry.flexible),
     )
 

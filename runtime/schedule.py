@@ -91,11 +91,12 @@ def survival_length(confidences: Iterable[float], round_ms: Sequence[float]) -> 
     return count
 
 
-def where(*, port: str, backend: str, device: str, threads: int) -> str:
+def where(*, port: str, backend: str, device: str, threads: int, maps_weights: bool = False) -> str:
     """Return the name under which a bundle keeps the costs of one way to run it."""
     if backend != "onnxruntime":
         return f"target {port}, {backend}"
-    return f"target {port}, {backend}, {device}, {threads} thread{'s' if threads > 1 else ''}"
+    name = f"target {port}, {backend}, {device}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{name}, mapped weights" if maps_weights else name
 
 
 def write_costs(folder: Path, name: str, costs: Costs) -> None:

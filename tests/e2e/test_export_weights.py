@@ -92,6 +92,17 @@ def test_a_linked_bundle_computes_the_same_from_the_checkpoints_own_bytes(folder
     assert held < 0.1 * sum(entry.bytes for entry in links.values())
 
 
+def test_mapped_weights_give_the_same_text(folder: Path) -> None:
+    line = ["run", str(folder / "copied"), "--prompt", "ab", "--max-tokens", "12", "--ignore-eos"]
+    packed = CliRunner().invoke(group, line, catch_exceptions=False)
+    mapped = CliRunner().invoke(group, [*line, "--map-weights"], catch_exceptions=False)
+    assert (packed.exit_code, mapped.exit_code) == (0, 0)
+    assert mapped.stdout == packed.stdout
+    refused = CliRunner().invoke(group, [*line, "--map-weights", "--backend", "tensorrt-rtx"])
+    assert refused.exit_code == 1
+    assert "mapped weights: got tensorrt-rtx on cuda, expected onnxruntime on cpu" in refused.stderr
+
+
 def flip(path: Path) -> None:
     with path.open("r+b") as stream:
         stream.seek(-1, 2)
