@@ -105,8 +105,7 @@ class Drafter(nn.Module):
             named["candidate_ids"] = to_target_ids(spec, w, ids.flatten()).reshape(ids.shape)
         if "vocabulary_ids" in self.outputs:
             columns = torch.arange(rows.base_logits.shape[1], device=anchor.device)
-            # Of constants alone the exporter would compute the result, from the placeholder of d2t.
-            named["vocabulary_ids"] = to_target_ids(spec, w, columns + (anchor - anchor))
+            named["vocabulary_ids"] = to_target_ids(spec, w, columns)
         outputs = (*(named[name][None] for name in self.outputs), *written)
         return (*outputs, *states) if self._with_states else outputs
 

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from draftrt.errors import ExportError
 from draftrt.export.open_size import Size, plain
 
+LONGEST_COUNT = 256
 SPARED: Mapping[str, Callable[..., Sequence[int]]] = {
     # Functions whose result would read weights or caches: the shape of the result.
     "torch.nn.functional.embedding": lambda ids, table, **_: (*ids.shape, *table.shape[1:]),
@@ -164,8 +165,11 @@ class Recorder(TorchFunctionMode):
         return self.node("Cast", [name], to=onnx_type(dtype))
 
     def constant(self, content: Tensor) -> str:
-        """Return the name of a constant."""
+        """Return the name of a constant; a long count is a node, which takes no room."""
         raw = content.detach().contiguous()
+        if raw.ndim == 1 and len(raw) > LONGEST_COUNT and torch.equal(raw, torch.arange(len(raw))):
+            bounds = [self.constant(torch.tensor(number)) for number in (0, len(raw), 1)]
+            return self.node("Range", bounds)
         key = ("constant", raw.dtype, tuple(raw.shape), _bytes(raw))
         if key not in self._seen:
             name = self._new("constant")

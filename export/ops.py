@@ -210,7 +210,7 @@ def attend_plainly(
 def _softmax_beside(scores: Tensor, sinks: Tensor) -> Tensor:
     """Softmax over scores [1, N, R, L] and one more logit a head, sinks [N], which is left out.
 
-    The sinks are only ever broadcast: a reshape of a weight is folded away by the exporter.
+    The sinks are only ever broadcast.
     """
     peak = torch.maximum(scores.amax(dim=-1).transpose(1, 2), sinks)  # [1, R, N]
     raised = torch.exp(scores - peak.transpose(1, 2)[..., None])

@@ -96,6 +96,17 @@ def test_a_recorded_function_computes_the_same(name: str) -> None:
     agrees(compute, 2 if name == "the same value twice" else 1)
 
 
+def test_a_long_count_is_no_constant() -> None:
+    count = 5000
+    model = record(lambda x, i: torch.arange(count) + i[:1], 1)
+    assert sorted(node.op_type for node in model.graph.node) == ["Add", "Range", "Slice"]
+    assert sum(len(tensor.raw_data) for tensor in model.graph.initializer) < 200
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {"x": np.zeros((1, 6), np.float32), "i": np.array([7, 0, 0])}
+    (got,) = session.run(None, feeds)
+    assert (got == np.arange(count) + 7).all()
+
+
 def test_ids_come_out_as_integers() -> None:
     model = record(lambda x, i: torch.topk(x, 2, dim=-1)[1], 1)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
