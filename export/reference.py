@@ -8,6 +8,7 @@ from draftrt.export.assemble import GraphTensor, graph_dtype, reference_module
 from draftrt.export.checkpoint import TensorRef
 from draftrt.export.decoder import Decoder, decoder_shapes
 from draftrt.export.drafter import EXTRA_OUTPUTS, SAMPLED_INPUTS, Drafter
+from draftrt.export.gemma4_decoder import rope_of
 from draftrt.export.initialisers import read_initialisers
 from draftrt.export.ops import Profile
 from draftrt.export.quantized_file import QuantizedRef
@@ -68,7 +69,10 @@ def decoder_from_bundle(bundle: Bundle, taps: tuple[int, ...]) -> Decoder:
     spec, entry = bundle.manifest.decoder, bundle.graph("target")
     if spec is None:
         raise BundleError(f"{bundle.path}: the manifest does not describe the target's layers")
-    wanted = [*decoder_shapes(spec), *table_tensors(spec.rope, entry.max_context)]
+    wanted = list(decoder_shapes(spec))
+    for window in dict.fromkeys(spec.windows):
+        embedding, prefix = rope_of(spec, window)
+        wanted += table_tensors(embedding, entry.max_context, prefix)
     stored = _stored(bundle, "target", wanted)
     return Decoder(spec, {name: ref.read().float() for name, ref in stored.items()}, taps=taps)
 

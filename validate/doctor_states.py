@@ -53,9 +53,10 @@ class ModuleStates:
         """Return the states of a text; see `States.run`."""
         import torch
 
-        spec = self._module.spec
-        shape = (1, spec.num_kv_heads, len(token_ids), spec.head_dim)
-        caches = [torch.zeros(shape) for _ in range(2 * spec.num_layers)]
+        spec, caches = self._module.spec, []
+        for layer in range(spec.num_layers):
+            groups, dim = spec.cache_shape(layer)
+            caches += [torch.zeros(1, groups, len(token_ids), dim) for _ in range(2)]
         ids, start = torch.tensor([list(token_ids)]), torch.zeros(1, dtype=torch.int64)
         with torch.no_grad():
             features: NDArray[np.float32] = self._module(ids, start, *caches)[2].numpy()

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from click.testing import CliRunner
 
 from draftrt.cli import group
 from draftrt.export.load import load_drafter
+from draftrt.runtime.stats import Round
 from draftrt.spec import DrafterSpec, VocabMap
 from draftrt.validate.doctor import Examination, by_context, by_position
-from draftrt.validate.doctor_forms import FormResult
+from draftrt.validate.doctor_forms import FormResult, compare_forms, forms_of
 from draftrt.validate.doctor_fresh import fresh_suspects
 from draftrt.validate.doctor_recording import Text, whole_rounds
 from draftrt.validate.doctor_report import as_json, as_text, verdicts
@@ -269,6 +271,55 @@ def test_damaged_weights_are_told_from_one_another() -> None:
     nudged[2, 1] += 1
     assert relation(nudged, weight).startswith("1 of 24 values differ, by up to 1")
     assert factor_of(weight, weight) is None
+
+
+class FormPair:
+    """A pair whose drafts are kept in one form of the prompts; nothing else of a pair."""
+
+    def __init__(self, folder: Path, liked: str) -> None:
+        self.tokenizer_dir = folder
+        self._liked = liked
+
+    def encode(self, prompt: Any, variables: dict[str, Any] | None = None) -> tuple[int, ...]:
+        form = "plain" if isinstance(prompt, str) else "chat"
+        if variables == {"enable_thinking": False}:
+            form = "silent"
+        noise = len(str(prompt)) % 3
+        return (int(form == self._liked), noise)
+
+    def rounds(self, ids: tuple[int, ...], options: Any) -> list[Round]:
+        kept = 2 * ids[0] + ids[1] % 2
+        return [
+            Round(index=index, token_ids=(1,), draft_ids=(1, 2, 3), num_accepted=kept)
+            for index in range(1, 5)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("liked", "form"),
+    [("plain", None), ("chat", "chat template"), ("silent", "chat template, thinking off")],
+)
+def test_the_form_a_drafter_was_trained_on_is_named(
+    tmp_path: Path, liked: str, form: str | None
+) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ enable_thinking }}", encoding="utf-8")
+    pair, prompts = FormPair(tmp_path, liked), ["a", "bc", "def", "ghij", "klmno", "p", "qr"]
+    own = [[one.num_accepted + 1 for one in pair.rounds(pair.encode(p), None)] for p in prompts]
+    found = compare_forms(
+        pair,  # type: ignore[arg-type]
+        prompts,
+        own,
+        is_chat=False,
+        max_tokens=8,
+        false_alarms=0.01,
+    )
+    assert [one.form for one in found] == ["chat template", "chat template, thinking off"]
+    assert [one.form for one in found if one.is_better] == ([form] if form else [])
+
+
+def test_a_target_without_a_template_has_one_form(tmp_path: Path) -> None:
+    pair = FormPair(tmp_path, "plain")
+    assert forms_of(pair) == ["as it is"]  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_examined_is_refused(tmp_path: Path) -> None:
