@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from click.testing import CliRunner
@@ -16,10 +17,13 @@ from click.testing import CliRunner
 from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.quantize import dequantize, quantize_rows
+from draftrt.quantization import parse_quantization, part_of
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import open_graph
 from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.ort import AS_WRITTEN, QUANTISED_PRODUCTS
 from draftrt.validate.toy_tokenizer import NUM_TOKENS, write_tokenizer
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
@@ -140,6 +144,39 @@ def test_an_exported_target_computes_what_transformers_computes(name: str, tmp_p
     decoded = [t for one in Decoder(target).decode(PROMPT.tolist(), options) for t in one.token_ids]
     assert decoded == greedy(model, 256)  # passes the first size of the caches, 256 rows
     target.close()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("linear", ["int8", "int4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_quantised_target_is_transformers_with_the_same_integers(
+    name: str, linear: str, tmp_path: Path
+) -> None:
+    model = make_model(name, tmp_path / "target")
+    parts = parse_quantization([f"linear={linear}", "head=int8", "embedding=int8"])
+    options = ExportOptions(max_context=64, quantization=parts)
+    export_bundle(None, tmp_path / "target", tmp_path / "bundle", options)
+    num_quantised = 0
+    for key, weight in model.named_parameters():
+        part = part_of(key, is_product=True)
+        if part is not None:
+            codes = quantize_rows(key, weight.data, parts["target"][part], torch.float32)
+            weight.data = dequantize(*codes)
+            num_quantised += 1
+    assert num_quantised >= 3 * 6 + 1
+    bundle = Bundle.open(tmp_path / "bundle")
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry(QUANTISED_PRODUCTS, AS_WRITTEN)
+    session = onnxruntime.InferenceSession(
+        str(bundle.file("target.onnx")), settings, providers=["CPUExecutionProvider"]
+    )
+    feeds = {"input_ids": PROMPT[None], "context_length": np.zeros(1, np.int64)}
+    caches = bundle.graph("target").signature.inputs[2:]
+    feeds |= {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in caches}
+    (logits,) = session.run(["logits"], feeds)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(PROMPT)[None], use_cache=False).logits.numpy()
+    np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
 def test_a_target_alone_decodes_plainly_from_the_command_line(tmp_path: Path) -> None:
