@@ -41,9 +41,9 @@ class DoctorOptions:
     """What the user chooses.
 
     Attributes:
-        target: the target's Hugging Face folder; None for the bundle's own target graph, or the
-            folder it was exported from.
-        draft: the drafter's checkpoint, to be read anew; needs ``target``.
+        target: the target's Hugging Face folder, which runs where the bundle holds no target graph;
+            None for the folder it was exported from.
+        draft: the drafter's checkpoint, to be read anew with ``target``.
         num_prompts: prompts taken from the file.
         max_tokens: new tokens of each.
         is_chat: whether prompts go through the chat template.
@@ -152,7 +152,8 @@ def examine(
     fresh = None
     if options.draft is not None:
         fresh = read_fresh(bundle, options.draft, options.target)
-    with load(bundle.path, target=options.target) as pair:
+    folder = None if "target" in bundle.manifest.graphs else options.target
+    with load(bundle.path, target=folder) as pair:
         texts = decode_texts(
             pair, encode_all(pair, lines, options.is_chat), options.max_tokens, report
         )
@@ -171,7 +172,7 @@ def examine(
     taps = fresh.spec.target_layer_ids if fresh is not None else ()
     layers = layers_needed(spec, bundle.manifest.target.num_layers, taps)
     report(f"hidden states of layers {layers} ...")
-    states = open_states(bundle, options.target, layers)
+    states = open_states(bundle, folder, layers)
     texts = [with_states(text, states, layers) for text in texts]
     weights = widened(dict(module_from_bundle(bundle, is_wide=True).named_parameters()))
     own = Suspect(fact="", change="as it is", spec=spec)

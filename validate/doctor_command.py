@@ -30,8 +30,8 @@ def doctor() -> None:
 @click.option(
     "--target",
     type=FOLDER,
-    help="Target's Hugging Face folder.  [default: the bundle's own target graph, else the folder "
-    "it was exported from]",
+    help="Target's Hugging Face folder, for --draft and for a bundle without a target graph.  "
+    "[default: the folder it was exported from]",
 )
 @click.option(
     "--num-prompts",

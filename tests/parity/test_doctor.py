@@ -63,8 +63,6 @@ PLANTED: tuple[tuple[str, Change, str, str], ...] = (
         "target_layer_ids",
         "[1, 3, 4] instead of [2, 4, 5] (every tap one layer down)",
     ),
-)
-MORE: tuple[tuple[str, Change, str, str], ...] = (
     (
         "interleaved",
         rope(layout=RopeLayout.INTERLEAVED),
@@ -105,6 +103,7 @@ def check(pair: Recorded, change: Change, name: str, what: str) -> None:
     assert found.length == pytest.approx(1 + sum(map(sum, case.base)) / sum(map(len, case.base)))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("change", "name", "what"), [one[1:] for one in PLANTED], ids=[one[0] for one in PLANTED]
 )
@@ -119,16 +118,6 @@ def test_the_shipped_pair_is_clean(dflash: Recorded) -> None:
     assert [one.suspect.change for one in tried if one.is_better] == []
     assert len(tried) > 20
     assert max(one.gain.mean for one in tried) < 0.5
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("change", "name", "what"), [one[1:] for one in MORE], ids=[one[0] for one in MORE]
-)
-def test_a_further_fact_planted_in_the_shipped_pair_is_named(
-    dflash: Recorded, change: Change, name: str, what: str
-) -> None:
-    check(dflash, change, name, what)
 
 
 @pytest.mark.extended
