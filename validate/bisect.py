@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftrt.bundle import Bundle
-from draftrt.errors import BackendError
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.bisect_graph import Graph
 from draftrt.validate.bisect_run import reference_rounds
@@ -78,6 +79,9 @@ def bisect_bundle(
 ) -> BisectReport:
     """Find the first place where a bundle's draft graph leaves its reference.
 
+    ONNX Runtime has no bfloat16 kernels on the CPU: a bf16 graph runs as its float32 twin, beside a
+    module that computes in float32 with the same rounded weights.
+
     Args:
         path: the bundle.
         checkpoint: drafter checkpoint whose fresh reading is the reference; None takes the module
@@ -86,7 +90,7 @@ def bisect_bundle(
         num_rounds: rounds of a short and of a long sequence each.
 
     Raises:
-        BackendError: a package is missing, or the graph's precision has no kernels here.
+        BackendError: a package is missing, or ONNX Runtime refuses the graph.
         DraftrtError: bundle or checkpoint cannot be read.
     """
     from draftrt.export.reference import module_from_bundle
@@ -94,17 +98,15 @@ def bisect_bundle(
     bundle = Bundle.open(path)
     entry = bundle.graph("draft")
     require("onnx", "onnxruntime")
-    if entry.precision is Precision.BF16:
-        raise BackendError(
-            f"{bundle.path}: ONNX Runtime has no bfloat16 kernels on the CPU, and this graph is "
-            "bf16",
-            hint="search an fp32 or fp16 export of the same drafter",
-        )
     fresh = None if checkpoint is None else read_fresh(bundle, checkpoint, target)
     why = "" if fresh is None else incomparable(bundle.drafter(), fresh.spec)
     searches = []
     if not why:
-        module = module_from_bundle(bundle) if fresh is None else _fresh_module(bundle, fresh)
+        is_twin = entry.precision is Precision.BF16
+        if fresh is None:
+            module = module_from_bundle(bundle, is_wide=is_twin)
+        else:
+            module = _fresh_module(bundle, fresh, is_wide=is_twin)
         for file in filter(None, (entry.file, entry.flexible)):
             searches.append(_search_file(bundle, file, module, num_rounds))
     return BisectReport(
@@ -127,21 +129,37 @@ def incomparable(bundle: DrafterSpec, checkpoint: DrafterSpec) -> str:
     return "; ".join(wrong)
 
 
-def _fresh_module(bundle: Bundle, fresh: Fresh) -> Drafter:
+def _fresh_module(bundle: Bundle, fresh: Fresh, *, is_wide: bool) -> Drafter:
     from draftrt.export.assemble import reference_module
+    from draftrt.export.check import widened
     from draftrt.export.drafter import EXTRA_OUTPUTS, SAMPLED_INPUTS
 
     fed = {tensor.name for tensor in bundle.graph("draft").signature.inputs}
     return reference_module(
         fresh.spec,
-        fresh.tensors,
+        {name: widened(one) for name, one in fresh.tensors.items()} if is_wide else fresh.tensors,
         extra_outputs=EXTRA_OUTPUTS,
         is_sampled=fed.issuperset(SAMPLED_INPUTS),
     )
 
 
+@contextmanager
+def _runnable(bundle: Bundle, file: str, precision: Precision) -> Iterator[Path]:
+    """Give a graph that ONNX Runtime can run: the file itself, or for a while its twin."""
+    if precision is not Precision.BF16:
+        yield bundle.file(file)
+        return
+    from draftrt.export.check import write_float32_twin
+
+    with tempfile.TemporaryDirectory(prefix="draftrt-bisect-") as folder:
+        twin = Path(folder) / file
+        write_float32_twin(bundle.file(file), twin)
+        yield twin
+
+
 def _search_file(bundle: Bundle, file: str, module: Drafter, num_rounds: int) -> GraphSearch:
     spec, entry = module.spec, bundle.graph("draft")
+    precision = Precision.FP32 if entry.precision is Precision.BF16 else entry.precision
     windows = [layer.window for layer in spec.layers if layer.window is not None]
     reach = min(entry.max_context, max([0, *windows]) + 2 * spec.block_size + ROOM)
     plan = [(one.context_length, one.new_rows) for one in plan_rounds(spec, reach, num_rounds)]
@@ -150,11 +168,11 @@ def _search_file(bundle: Bundle, file: str, module: Drafter, num_rounds: int) ->
         entry,
         plan,
         rows=entry.max_context if file == entry.file else reach,
-        precision=entry.precision,
+        precision=precision,
     )
-    graph = Graph(bundle.file(file))
-    search = Search(graph=graph, rounds=rounds, spec=spec, precision=entry.precision)
-    divergence = search.first()
+    with _runnable(bundle, file, entry.precision) as path:
+        search = Search(graph=Graph(path), rounds=rounds, spec=spec, precision=precision)
+        divergence = search.first()
     return GraphSearch(
         file=file,
         num_rounds=len(rounds),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from draftrt.spec import Precision
 from draftrt.validate.bisect import BisectReport, GraphSearch
 from draftrt.validate.bisect_search import Divergence
 from draftrt.validate.table import limited, render
@@ -17,7 +18,8 @@ MAX_NODES = 8
 def as_text(report: BisectReport) -> list[str]:
     """Return the report as lines: what is other in the checkpoint, then each graph."""
     against = "pytorch, from the bundle" if report.fresh is None else "pytorch, from the checkpoint"
-    lines = [f"{report.bundle}: {report.precision.value} graph against {against}"]
+    twin = ", as its float32 twin" if report.precision is Precision.BF16 else ""
+    lines = [f"{report.bundle}: {report.precision.value} graph{twin} against {against}"]
     if report.fresh is not None:
         lines += _differences(report)
     if report.incomparable:

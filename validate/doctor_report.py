@@ -27,7 +27,7 @@ def as_text(found: Examination) -> list[str]:
     rounds = sum(len(text.anchors) for text in found.texts)
     lines = [
         f"{found.bundle}: acceptance length {found.length.mean:.3f} "
-        f"({_interval(found.length)}) over {rounds} rounds of {len(found.texts)} prompts",
+        f"(95 %: {_interval(found.length)}) over {rounds} rounds of {len(found.texts)} prompts",
         "by position  " + " ".join(f"{share:.2f}" for share in found.by_position),
         "by context   "
         + "  ".join(

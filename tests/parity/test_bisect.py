@@ -178,13 +178,24 @@ def test_a_checkpoint_with_another_block_is_told_and_not_compared(
     assert "not compared value by value: block_size 4, in the checkpoint 5" in done.stdout
 
 
-def test_bf16_and_wrong_usage_are_refused(folder: Path) -> None:
-    copy = Path(shutil.copytree(folder / "bundle", folder / "bf16"))
-    manifest = read_manifest(copy)
-    graph = replace(manifest.graphs["draft"], precision=Precision.BF16)
-    write_manifest(copy, replace(manifest, graphs={"draft": graph}))
-    done = bisect(copy)
+def test_a_bf16_graph_is_searched_as_its_float32_twin(folder: Path) -> None:
+    options = ExportOptions(max_context=64, target_graph=False, precision=Precision.BF16)
+    export_bundle(folder / "draft", folder / "target", folder / "bf16", options)
+    done = bisect(folder / "bf16", "--checkpoint", folder / "draft")
+    assert done.exit_code == 0, done.output
+    assert "bf16 graph, as its float32 twin against pytorch" in done.stdout
+    model = onnx.load(str(folder / "bf16" / "draft.onnx"), load_external_data=False)
+    PLANTS[0].change(model.graph)
+    onnx.save(model, str(folder / "bf16" / "draft.onnx"))
+    manifest = read_manifest(folder / "bf16")
+    write_manifest(folder / "bf16", replace(manifest, files=hash_files(folder / "bf16")))
+    done = bisect(folder / "bf16")
+    assert done.exit_code == 3, done.output
+    assert "leaves the reference at layer 3, cached keys" in done.stdout
+
+
+def test_wrong_usage_is_refused(folder: Path) -> None:
+    assert bisect(folder / "bundle", "--target", folder / "target").exit_code == 2
+    done = bisect(folder / "target")
     assert done.exit_code == 1
-    assert "ONNX Runtime has no bfloat16 kernels on the CPU" in done.stderr
-    assert bisect(copy, "--target", folder / "target").exit_code == 2
-    assert bisect(folder / "target").exit_code == 1
+    assert "no manifest.json there" in done.stderr
