@@ -25,11 +25,13 @@ CONTEXT = 48
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair in float32, and its bundles ``copied`` and ``linked``."""
+    """A pair in float32, and its bundles ``copied``, ``linked`` and ``hashed``."""
     folder = tmp_path_factory.mktemp("weights")
     write_target(folder / "target", ToyTarget(dtype="float32"))
     write_drafter(folder / "draft", ToyDrafter(kind=Kind.ZLAB_DFLASH, dtype="float32"))
-    for name, options in {"copied": [], "linked": ["--weights", "link"]}.items():
+    link = ["--weights", "link"]
+    kinds = {"copied": [], "linked": link, "hashed": [*link, "--hash", "full"]}
+    for name, options in kinds.items():
         line = ["export", str(folder / "draft"), "--target", str(folder / "target")]
         line += ["-o", str(folder / name), "--max-context", str(CONTEXT), *options]
         done = CliRunner().invoke(group, line, catch_exceptions=False)
@@ -101,6 +103,18 @@ def test_mapped_weights_give_the_same_text(folder: Path) -> None:
     refused = CliRunner().invoke(group, [*line, "--map-weights", "--backend", "tensorrt-rtx"])
     assert refused.exit_code == 1
     assert "mapped weights: got tensorrt-rtx on cuda, expected onnxruntime on cpu" in refused.stderr
+
+
+def test_a_linked_checkpoint_is_hashed_whole_where_that_is_asked_for(folder: Path) -> None:
+    bundle = Bundle.open(folder / "hashed")
+    for entry in bundle.manifest.links.values():
+        assert entry.sha256 == sha256_of(Path(entry.source))
+    bundle.verify_hashes()
+    source = folder / "draft" / "model.safetensors"
+    assert bundle.manifest.inputs["draft/model.safetensors"] == sha256_of(source)
+    linked = Bundle.open(folder / "linked").manifest.inputs
+    assert "draft/model.safetensors, sampled" in linked
+    assert "draft/model.safetensors" not in linked
 
 
 def flip(path: Path) -> None:
