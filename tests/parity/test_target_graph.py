@@ -172,7 +172,9 @@ def test_a_quantised_target_is_transformers_with_the_same_integers(
     )
     feeds = {"input_ids": PROMPT[None], "context_length": np.zeros(1, np.int64)}
     caches = bundle.graph("target").signature.inputs[2:]
-    feeds |= {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in caches}
+    feeds |= {
+        tensor.name: np.zeros([int(size) for size in tensor.shape], np.float32) for tensor in caches
+    }
     (logits,) = session.run(["logits"], feeds)
     with torch.no_grad():
         expected = model(torch.from_numpy(PROMPT)[None], use_cache=False).logits.numpy()

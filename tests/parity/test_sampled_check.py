@@ -1,0 +1,43 @@
+"""The check of large models, forced upon small ones of every family, profile and precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from draftrt.export import check_sampled
+from draftrt.export.ops import Profile
+from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.spec import Precision
+from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
+
+pytestmark = [pytest.mark.parity, pytest.mark.extended]
+TOYS = {
+    "dflash": ToyDrafter(kind=Kind.ZLAB_DFLASH, num_layers=4, sliding_window=6),
+    "dflash2": ToyDrafter(kind=Kind.ZLAB_DFLASH2, num_layers=3),
+    "dspark": ToyDrafter(kind=Kind.SPECULATORS_DSPARK, draft_vocab_size=96, num_layers=3),
+}
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("profile", Profile)
+@pytest.mark.parametrize("name", TOYS)
+def test_every_graph_passes_the_check_by_samples(
+    name: str,
+    profile: Profile,
+    precision: Precision,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(check_sampled, "FULL_CHECK_BYTES", 0)
+    lines: list[str] = []
+    draft = write_drafter(tmp_path / "draft", TOYS[name])
+    target = write_target(tmp_path / "target")
+    options = ExportOptions(precision=precision, profile=profile, max_context=64)
+    export_bundle(draft, target, tmp_path / "bundle", options, lines.append)
+    checked = [line for line in lines if "vocabulary rows" in line]
+    layers = TOYS[name].num_layers
+    starts = [f"check: layer {at} of {layers}" for at in sorted({0, layers // 2, layers - 1})]
+    starts += [f"check: layer {at} of 6" for at in (0, 3, 5)]
+    assert [line.split(",")[0] for line in checked] == starts
