@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from draftrt.errors import ExportError
 from draftrt.export.assemble import GraphTensor, empty_caches, reference_module
+from draftrt.export.check_ids import CHOSEN_FROM, TOLERANCE, ids_differ
 from draftrt.export.drafter import Drafter
 from draftrt.export.initialisers import load_whole
 from draftrt.export.linked_file import checkable
@@ -26,7 +27,6 @@ from draftrt.export.signature import round_feeds, walk_to_compare
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec, Precision
 
-TOLERANCE = {Precision.FP32: 2e-4, Precision.FP16: 4e-2, Precision.BF16: 2e-4}
 Feeds = dict[str, NDArray[Any]]
 
 
@@ -112,7 +112,7 @@ def _compare(
 ) -> list[str]:
     walk = walk_to_compare(signature, precision)
     module = reference_module(
-        spec, tensors, extra_outputs=("logits",), profile=Profile.FIXED, is_sampled=walk is not None
+        spec, tensors, extra_outputs=CHOSEN_FROM, profile=Profile.FIXED, is_sampled=walk is not None
     )
     session = open_session(path)
     rng = np.random.default_rng(0)
@@ -226,7 +226,7 @@ def _difference(
         gap = float(np.abs(want["confidence"] - got["confidence"]).max())
         if not gap <= limit:
             return f"confidence by {gap:.2e}, limit {limit:.0e}"
-    return None if same_ids else _ids_differ(want, got["draft_ids"], precision)
+    return None if same_ids else ids_differ(want, got["draft_ids"], precision)
 
 
 def _sampled_difference(want: dict[str, Any], got: Feeds, precision: Precision) -> str | None:
@@ -245,18 +245,6 @@ def _sampled_difference(want: dict[str, Any], got: Feeds, precision: Precision) 
         if not gap <= TOLERANCE[precision]:
             return f"{name} by {gap:.2e} (relative to its largest value)"
     return None
-
-
-def _ids_differ(want: dict[str, Any], ids: NDArray[Any], precision: Precision) -> str | None:
-    """In 16 bits the first different id may be a tie within the tolerance; in float32 never."""
-    expected = want["draft_ids"][0]
-    row = int(np.flatnonzero(expected != ids[0])[0])
-    logits = want["logits"][0, row]
-    tie = 4 * TOLERANCE[precision] * max(1.0, float(np.abs(logits).max()))
-    order = np.sort(logits)
-    if precision is not Precision.FP32 and order[-1] - order[-2] <= tie:
-        return None
-    return f"draft ids {ids[0].tolist()}, expected {expected.tolist()}"
 
 
 def widened(tensor: GraphTensor) -> GraphTensor:

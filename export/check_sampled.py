@@ -19,7 +19,13 @@ import torch
 
 from draftrt.errors import ExportError
 from draftrt.export.assemble import GraphTensor, empty_caches
-from draftrt.export.check import compare_round, open_session, run_module, run_session
+from draftrt.export.check import (
+    compare_round,
+    open_session,
+    run_module,
+    run_session,
+)
+from draftrt.export.check_ids import CHOSEN_FROM
 from draftrt.export.drafter import Drafter, SampledDrafter
 from draftrt.export.one_layer import Rows, write_one_layer
 from draftrt.export.quantized_file import QuantizedRef
@@ -162,7 +168,7 @@ def check_draft_sampled(
             cache.normal_(std=0.5, generator=torch.Generator().manual_seed(7)).numpy()
             for cache in empty_caches(one, computed, max_context)
         ]
-        want = run_module(kind(one, weights, extra_outputs=("logits",)).eval(), feeds, caches)
+        want = run_module(kind(one, weights, extra_outputs=CHOSEN_FROM).eval(), feeds, caches)
         with one_layer_file(
             path, layer=layer, num_layers=spec.num_layers, rows=block, tables=TABLES
         ) as small:

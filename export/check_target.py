@@ -13,7 +13,8 @@ import torch
 
 from draftrt.errors import ExportError
 from draftrt.export.assemble import TORCH, GraphTensor
-from draftrt.export.check import TOLERANCE, open_session, widened, write_float32_twin
+from draftrt.export.check import open_session, widened, write_float32_twin
+from draftrt.export.check_ids import TOLERANCE
 from draftrt.export.check_sampled import (
     check_weights,
     one_layer_file,

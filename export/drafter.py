@@ -18,7 +18,8 @@ from draftrt.spec import DrafterSpec, VocabMap
 
 EXTRA_OUTPUTS = ("hidden", "base_logits", "logits", "draft_vocab_ids", "candidates")
 SAMPLED_INPUTS = ("noise", "inverse_temperature")
-SAMPLED_OUTPUTS = ("candidate_ids", "candidate_scores", "vocabulary_ids")
+CANDIDATE_OUTPUTS = ("candidate_ids", "candidate_scores")
+SAMPLED_OUTPUTS = (*CANDIDATE_OUTPUTS, "vocabulary_ids")
 
 
 class Drafter(nn.Module):
@@ -187,10 +188,11 @@ def output_names(
 ) -> tuple[str, ...]:
     """Return the outputs before the caches, in graph order, without extras the family lacks."""
     names = ["draft_ids"] + (["confidence"] if spec.confidence is not None else [])
-    has = set(EXTRA_OUTPUTS) - (set() if spec.selector is not None else {"candidates"})
+    walked = {"candidates", *CANDIDATE_OUTPUTS}
+    has = {*EXTRA_OUTPUTS, *walked} if spec.selector is not None else set(EXTRA_OUTPUTS) - walked
     asked = {name for name in extra if name in has}
     if is_sampled and spec.selector is not None:
-        asked |= {"candidate_ids", "candidate_scores"}
+        asked |= set(CANDIDATE_OUTPUTS)
     elif is_sampled:
         asked.add("logits")
         if spec.vocab_map is not VocabMap.IDENTITY:
