@@ -129,6 +129,11 @@ def build(
     device = None if device_name is None else find_device(device_name)
     if device is not None and not FACTS[Backend(backend)].needs_gpu:
         sms = sms or (device.sm,)
+        if device.sm not in sms:
+            raise click.UsageError(
+                f"--device {device.name} has SM{device.sm}: got --sm {','.join(map(str, sms))}, "
+                f"expected {device.sm} among them; without --sm it is the device's own"
+            )
     if sms is None and not FACTS[Backend(backend)].needs_gpu:
         raise click.UsageError(f"--sm is missing: the SMs to build for ({_VALID_SMS})")
     options = BuildOptions(

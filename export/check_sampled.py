@@ -74,7 +74,7 @@ def check_weights(path: Path, tensors: Mapping[str, GraphTensor]) -> int:
     # Quantised ones are read from this very file; `check_channels` has compared them.
     copied = {n: one for n, one in tensors.items() if not isinstance(one.source, QuantizedRef)}
     for name, tensor in copied.items():
-        problem = _weight_problem(path.parent, stored.get(name), tensor)
+        problem = _weight_problem(path.parent, stored.get(tensor.name), tensor)
         if problem:
             wrong.append(f"{name}: {problem}")
     if wrong:

@@ -124,7 +124,7 @@ def check_target_sampled(
         )
         want = _run_module(Decoder(one, weights).eval(), feeds)
         with one_layer_file(
-            path, layer=layer, num_layers=spec.num_layers, rows=block, tables=(head,)
+            path, layer=layer, num_layers=spec.num_layers, rows=block, tables=(tensors[head].name,)
         ) as small:
             session = open_session(small)
             names = [item.name for item in session.get_outputs()]

@@ -8,6 +8,7 @@ import click
 
 from draftrt.export.drafter import EXTRA_OUTPUTS
 from draftrt.export.ops import Profile
+from draftrt.export.options import MOST_CONTEXT
 from draftrt.export.pipeline import ExportOptions, export_bundle
 from draftrt.export.places import WeightMode
 from draftrt.export.progress import ProgressBar
@@ -39,7 +40,7 @@ from draftrt.spec import Precision
     show_default=True,
     help="fixed: opset 24, caches written in place; compat: opset 20 operators.",
 )
-@click.option("--max-context", type=click.IntRange(min=4), help="Rows of each cache.")
+@click.option("--max-context", type=click.IntRange(4, MOST_CONTEXT), help="Rows of each cache.")
 @click.option(
     "--outputs",
     multiple=True,

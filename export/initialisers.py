@@ -18,7 +18,7 @@ from draftrt.export.checkpoint import TensorRef, from_tensor
 from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.quantized_graph import CODES, SCALES
-from draftrt.quantization import TABLES, Scheme
+from draftrt.quantization import HEAD, TABLES, Scheme
 
 
 def read_initialisers(path: Path) -> dict[str, TensorRef]:
@@ -71,15 +71,23 @@ def load_whole(path: Path) -> Any:
 def as_stored(path: Path, tensors: Mapping[str, GraphTensor]) -> dict[str, GraphTensor]:
     """Return the tensors with every quantised one as the file holds it.
 
-    A head that was quantised apart from the table it shares is there under its own name.
+    A head that was quantised apart from the table it shares is there under its own name; so is one
+    that still is that table where the lookup alone was quantised.
     """
     stored = {
         name: ref for name, ref in read_initialisers(path).items() if isinstance(ref, QuantizedRef)
     }
-    return dict(tensors) | {
-        name: GraphTensor(name, ref.shape, getattr(torch, ref.dtype), ref)
-        for name, ref in stored.items()
-    }
+    apart = {}
+    if TABLES[1] in stored and HEAD not in tensors:
+        apart[HEAD] = tensors[TABLES[1]]
+    return (
+        dict(tensors)
+        | apart
+        | {
+            name: GraphTensor(name, ref.shape, getattr(torch, ref.dtype), ref)
+            for name, ref in stored.items()
+        }
+    )
 
 
 def check_channels(path: Path, tensors: Mapping[str, GraphTensor]) -> int:

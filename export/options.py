@@ -11,6 +11,7 @@ from draftrt.quantization import Quantization
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision
 
 DEFAULT_CONTEXT = 4096
+MOST_CONTEXT = 2**24  # positions are float32 in the rotary tables: whole up to there
 Report = Callable[[str], None]
 
 

@@ -75,6 +75,7 @@ def export_bundle(
         warnings += loaded.spec.warnings
     collect(findings)
     decoder = _decoder(model, options, loaded is None, report)
+    _check_quantised(options, has_draft=loaded is not None, has_target=decoder is not None)
     for line in warnings:
         report(f"warning: {line}")
     context = max_context(options, None if loaded is None else loaded.spec, decoder)
@@ -90,6 +91,19 @@ def export_bundle(
         )
     report(f"bundle: {out}")
     return out
+
+
+def _check_quantised(options: ExportOptions, *, has_draft: bool, has_target: bool) -> None:
+    """Refuse a wish for a graph that is not exported, unless it is one for both graphs."""
+    exported = {"draft": has_draft, "target": has_target}
+    for name, parts in options.quantization.items():
+        is_for_both = options.quantization.get("draft") == options.quantization.get("target")
+        if parts and not exported[name] and not is_for_both:
+            wishes = ", ".join(f"{name}:{part.value}={s.value}" for part, s in parts.items())
+            raise SpecError(
+                f"--quantize: got {wishes}, but no {name} graph is exported",
+                hint=f"leave it out, or export the {name}'s graph too",
+            )
 
 
 def _write_graphs(

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from draftrt.bundle import write_atomically
+from draftrt.output_cli import OutputFile
 from draftrt.runtime.bench_picture import to_svg
 from draftrt.runtime.bench_run import Settings, run_bench
 from draftrt.runtime.load import BACKENDS, PORTS
@@ -45,8 +46,8 @@ from draftrt.runtime.options import SCHEDULES, ScheduleKind
 @click.option(
     "--calibrate", is_flag=True, help="Keep the costs in the bundle, for run --schedule survival."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures.")
-@click.option("--svg", "svg_file", type=click.Path(path_type=Path), help="Write a picture.")
+@click.option("--json", "json_file", type=OutputFile(), help="Write the figures.")
+@click.option("--svg", "svg_file", type=OutputFile(), help="Write a picture.")
 def bench(
     bundle: Path,
     prompts: Path | None,

@@ -84,7 +84,7 @@ def plan_pair(
         context: tokens the caches are counted for; None: all rows of the caches.
 
     Raises:
-        SpecError: a checkpoint without a target, or a bundle with one.
+        SpecError: a checkpoint without a target, or a bundle with one; more context than rows.
         DraftrtError: whatever an export would refuse before any work.
     """
     if (draft / MANIFEST).is_file():
@@ -101,6 +101,8 @@ def plan_pair(
 def _plan_bundle(bundle: Bundle, context: int | None) -> PairPlan:
     manifest = bundle.manifest
     entry = next(iter(manifest.graphs.values()))
+    rows = entry.max_context
+    _check_context(context, rows, "export the bundle again with a larger --max-context")
     noted = manifest.notes.get(NOTE, {})
     names = noted if isinstance(noted, dict) else {}
     found = {name: read_costs(manifest.notes, name) for name in names}
@@ -109,7 +111,7 @@ def _plan_bundle(bundle: Bundle, context: int | None) -> PairPlan:
         name=bundle.path.name,
         graphs=bundle_memory(bundle, context),
         num_draft_tokens=0 if spec is None else spec.num_draft_tokens,
-        context=min(context or entry.max_context, entry.max_context),
+        context=context or rows,
         precision=entry.precision.value,
         bundle_bytes=sum(file.bytes for file in manifest.files.values()),
         shared_bytes=0,
@@ -131,6 +133,7 @@ def _plan_checkpoints(
     )
     decoder, remark = _decoder(model, options)
     rows = max_context(options, loaded.spec, decoder)
+    _check_context(context, rows, f"pass --max-context {context} too")
     files = WeightFiles(target, options.weights)
     placed = {"draft": place_draft(loaded, options, rows, files)}
     if decoder is not None:
@@ -149,7 +152,7 @@ def _plan_checkpoints(
         name=draft.resolve().name,
         graphs=graphs,
         num_draft_tokens=loaded.spec.num_draft_tokens,
-        context=min(context or rows, rows),
+        context=context or rows,
         precision=options.precision.value,
         bundle_bytes=bundle_bytes(own, layers, tokenizer),
         shared_bytes=sum(weights.borrowed_bytes() for weights in placed.values()),
@@ -157,6 +160,14 @@ def _plan_checkpoints(
         remark=remark,
         costs={},
     )
+
+
+def _check_context(context: int | None, rows: int, hint: str) -> None:
+    if context is not None and context > rows:
+        raise SpecError(
+            f"--context: got {context} tokens, expected at most the {rows} rows of each cache",
+            hint=hint,
+        )
 
 
 def _decoder(model: Target, options: ExportOptions) -> tuple[DecoderSpec | None, str]:

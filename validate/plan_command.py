@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from draftrt.bundle import MANIFEST
 from draftrt.engines.devices import DEVICES, find_device
-from draftrt.export.options import ExportOptions
+from draftrt.export.options import MOST_CONTEXT, ExportOptions
 from draftrt.export.places import WeightMode
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
@@ -17,6 +18,14 @@ from draftrt.validate.plan import fitting, plan_pair
 from draftrt.validate.plan_report import as_record, as_text
 
 DOES_NOT_FIT = 3
+OF_EXPORTS = (
+    "max_context",
+    "precision",
+    "quantization",
+    "target_graph",
+    "weights",
+    "sample_from_anchor",
+)
 
 
 @click.command("plan")
@@ -30,7 +39,9 @@ DOES_NOT_FIT = 3
     help="Board or card to look at, or all of them. Repeatable.  [default: all]",
 )
 @click.option("--context", type=click.IntRange(min=1), help="Tokens to count caches for.")
-@click.option("--max-context", type=click.IntRange(min=4), help="Rows of each cache, as exported.")
+@click.option(
+    "--max-context", type=click.IntRange(4, MOST_CONTEXT), help="Rows of each cache, as exported."
+)
 @click.option(
     "--precision",
     type=click.Choice([p.value for p in Precision]),
@@ -72,6 +83,8 @@ def plan(
     Reads configs and tensor headers alone. With devices named, exit status 3 says that the pair
     fits on none of them.
     """
+    if (draft / MANIFEST).is_file():
+        _refuse_export_options(ctx, draft)
     options = ExportOptions(
         precision=Precision(precision),
         max_context=max_context,
@@ -89,3 +102,17 @@ def plan(
         click.echo("\n".join(as_text(found, devices)))
     if not is_all and not any(fitting(found, devices).values()):
         ctx.exit(DOES_NOT_FIT)
+
+
+def _refuse_export_options(ctx: click.Context, bundle: Path) -> None:
+    given = [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.name in OF_EXPORTS
+        and ctx.get_parameter_source(param.name) is not click.core.ParameterSource.DEFAULT
+    ]
+    if given:
+        raise click.UsageError(
+            f"{bundle} is a bundle: got {', '.join(given)}, which an export decides, expected "
+            "none; give the drafter and --target to plan another export"
+        )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from draftrt.output_cli import OutputFile
+
 FOLDER = click.Path(path_type=Path)
 
 
@@ -57,7 +59,7 @@ def record(
 @click.command("record-trajectories")
 @click.argument("draft", type=FOLDER)
 @click.option("--target", required=True, type=FOLDER, help="Target checkpoint, with tokenizer.")
-@click.option("-o", "--out", required=True, type=FOLDER, help="JSON file to write.")
+@click.option("-o", "--out", required=True, type=OutputFile(), help="JSON file to write.")
 @click.option("--prompts", required=True, type=FOLDER, help="File with a prompt a line.")
 @click.option(
     "--num-prompts", type=click.IntRange(1), default=8, show_default=True, help="Take the first N."

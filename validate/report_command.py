@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from draftrt.output_cli import OutputFile
+
 if TYPE_CHECKING:
     from draftrt.validate.report import Report
 
@@ -16,9 +18,9 @@ FILE = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("bundle", type=FILE)
-@click.option("-o", "--out", required=True, type=FILE, help="HTML file to write.")
-@click.option("--markdown", type=FILE, help="Write the same as Markdown.")
-@click.option("--json", "json_file", type=FILE, help="Write everything as JSON.")
+@click.option("-o", "--out", required=True, type=OutputFile(), help="HTML file to write.")
+@click.option("--markdown", type=OutputFile(), help="Write the same as Markdown.")
+@click.option("--json", "json_file", type=OutputFile(), help="Write everything as JSON.")
 @click.option(
     "--parity",
     type=FILE,
@@ -52,9 +54,7 @@ def report(
         raise click.UsageError("--parity and --no-parity exclude each other")
     if bench is not None and measure:
         raise click.UsageError("--bench and --measure exclude each other")
-    for path in filter(None, (out, markdown, json_file)):
-        if not path.parent.is_dir():
-            raise click.UsageError(f"{path}: no such folder: {path.parent}")
+    _check_places(bundle, [path for path in (out, markdown, json_file) if path is not None])
     found = make_report(
         bundle,
         parity=parity,
@@ -67,6 +67,18 @@ def report(
     _write(found, out, markdown, json_file)
     if found.verdict == "different":
         raise ParityError(f"{bundle}: the graph and pytorch differ", hint=f"see {out}")
+
+
+def _check_places(bundle: Path, paths: list[Path]) -> None:
+    places = [path.resolve() for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
+            raise click.UsageError(f"{path}: got one file for two forms, expected two files")
+        if place.is_relative_to(bundle.resolve()):
+            raise click.UsageError(
+                f"{path}: lies in the bundle, which holds its own files alone; "
+                "expected a file elsewhere"
+            )
 
 
 def _write(found: Report, out: Path, markdown: Path | None, json_file: Path | None) -> None:

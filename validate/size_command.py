@@ -9,6 +9,7 @@ import click
 
 from draftrt.bundle import write_atomically
 from draftrt.codec import to_json
+from draftrt.output_cli import OutputFile
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.validate.size_rows import GB, Row
 from draftrt.validate.size_run import GROUPS, run_rows
@@ -20,7 +21,7 @@ MISSED = 3
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Scratch folder.")
 @click.option("--only", multiple=True, type=click.Choice(GROUPS), help="Repeatable. [default: all]")
 @click.option("--rivals", is_flag=True, help="Run TensorRT-Edge-LLM's exporter too.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures.")
+@click.option("--json", "json_file", type=OutputFile(), help="Write the figures.")
 @click.pass_context
 def main(
     ctx: click.Context, out: Path, only: tuple[str, ...], rivals: bool, json_file: Path | None

@@ -146,3 +146,34 @@ def test_what_cannot_be_planned_is_an_error(
     result = CliRunner().invoke(group, ["plan", *words])
     assert result.exit_code == 1
     assert says in result.stderr
+
+
+def test_more_context_than_rows_is_refused(exported: tuple[Path, int]) -> None:
+    for words, hint in (
+        ([str(exported[0])], "export the bundle again with a larger --max-context"),
+        ([PAIR[0], "--target", PAIR[1]], "pass --max-context 2049 too"),
+    ):
+        result = CliRunner().invoke(group, ["plan", *words, "--context", "2049"])
+        assert result.exit_code == 1
+        assert "got 2049 tokens, expected at most the 2048 rows of each cache" in result.stderr
+        assert hint in result.stderr
+
+
+def test_what_an_export_decides_is_not_asked_of_a_bundle(exported: tuple[Path, int]) -> None:
+    given = ["--precision", "fp16", "--quantize", "int4", "--no-target-graph", "--weights", "link"]
+    given += ["--max-context", "64", "--no-sample-from-anchor"]
+    result = CliRunner().invoke(group, ["plan", str(exported[0]), *given])
+    assert result.exit_code == 2
+    names = (
+        "--max-context, --precision, --quantize, --target-graph, --weights, --sample-from-anchor"
+    )
+    assert f"got {names}, which an export decides, expected none" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "export"])
+def test_positions_that_float32_cannot_count_are_wrong_usage(command: str, tmp_path: Path) -> None:
+    words = [command, PAIR[0], "--target", PAIR[1], "--max-context", str(2**24 + 1)]
+    words += ["-o", str(tmp_path / "bundle")] if command == "export" else []
+    result = CliRunner().invoke(group, words)
+    assert result.exit_code == 2
+    assert "16777217 is not in the range 4<=x<=16777216" in result.stderr

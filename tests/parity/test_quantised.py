@@ -159,3 +159,43 @@ def test_parity_compares_the_graph_and_what_the_runtime_makes_of_it(mixed: Path)
     assert len(report.rounds) == 24
     table = "\n".join(as_text(report))
     assert "cache as run" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["--no-target-graph", "--quantize", "target:head=int8"],
+            "target:head=int8, but no target",
+        ),
+        (["--quantize", "draft:linear=int8"], "draft:linear=int8, but no draft"),
+    ],
+)
+def test_a_graph_that_is_not_exported_cannot_be_quantised(
+    arguments: list[str], says: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "bundle"
+    if "--no-target-graph" in arguments:
+        done = export(out, *arguments)
+    else:
+        words = ["export", "--target", str(ASSETS / "tiny-target"), "-o", str(out), *arguments]
+        done = CliRunner().invoke(group, words)
+    assert done.exit_code == 1
+    assert f"--quantize: got {says} graph is exported" in done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_a_table_can_be_quantised_for_lookups_alone_beside_its_tied_head(
+    is_sampled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_sampled:
+        monkeypatch.setattr("draftrt.export.target_graph.is_small", lambda tensors: False)
+    out = tmp_path / "bundle"
+    words = ["export", "--target", str(ASSETS / "tiny-target"), "-o", str(out)]
+    words += ["--quantize", "embedding=int8", "--max-context", str(CONTEXT)]
+    done = CliRunner().invoke(group, words)
+    assert done.exit_code == 0, done.output
+    file = onnx.load(str(out / "target.onnx"), load_external_data=False)
+    head = next(node for node in reversed(file.graph.node) if node.op_type in ("Gemm", "MatMul"))
+    assert "model.embed_tokens.weight" in head.input  # the table itself, not its codes

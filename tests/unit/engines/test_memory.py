@@ -71,6 +71,9 @@ def test_turing_has_no_bf16_and_float32_products_with_classic_tensorrt_alone() -
 def test_an_unknown_device_is_refused_with_the_list() -> None:
     with pytest.raises(UnsupportedError, match="'rtx-9090' is not known, expected one of orin"):
         find_device("rtx-9090")
+    result = CliRunner().invoke(group, ["build", "nowhere", "--device", "l4", "--sm", "80,86"])
+    assert result.exit_code == 2
+    assert "--device l4 has SM89: got --sm 80,86, expected 89 among them" in result.stderr
     result = CliRunner().invoke(group, ["build", "nowhere", "--device", "rtx-9090"])
     assert result.exit_code == 1
     assert all(name in result.stderr for name in DEVICES)

@@ -261,7 +261,15 @@ def test_wrong_usage_is_told_before_anything_is_written(bundle: Path, tmp_path: 
     done = report(bundle, "-o", out, "--no-parity", "--json", tmp_path / "absent" / "report.json")
     assert done.exit_code == 2
     assert "no such folder" in done.stderr
+    done = report(bundle, "-o", out, "--no-parity", "--markdown", out)
+    assert done.exit_code == 2
+    assert "got one file for two forms, expected two files" in done.stderr
     assert not out.exists()
+    before = (bundle / "manifest.json").read_bytes()
+    done = report(bundle, "-o", bundle / "manifest.json", "--no-parity")
+    assert done.exit_code == 2
+    assert "lies in the bundle, which holds its own files alone" in done.stderr
+    assert (bundle / "manifest.json").read_bytes() == before
 
 
 def test_without_parity_no_torch_is_needed_and_that_is_said(
