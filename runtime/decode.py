@@ -140,7 +140,8 @@ class Decoder:
             raise FeedError(
                 f"got {num_committed} tokens and {wanted} wanted behind them, expected at "
                 f"most {most} more: the caches hold {held}, the last block included",
-                hint="ask for fewer tokens, or export with a larger --max-context",
+                hint=f"{'ask for fewer tokens' if most else 'shorten the prompt'}, or export "
+                "with a larger --max-context",
             )
         return wanted
 

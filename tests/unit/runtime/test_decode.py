@@ -223,8 +223,9 @@ def test_what_does_not_fit_the_caches_is_refused_before_anything_runs(
 
 def test_a_prompt_longer_than_the_caches_is_refused(toy: SimpleNamespace) -> None:
     decoder, target, _ = build(toy, (0,), capacity=40)
-    with pytest.raises(FeedError, match="expected at most 0 more"):
+    with pytest.raises(FeedError, match="expected at most 0 more") as refusal:
         decoder.decode((1,) * 60, DecodeOptions())
+    assert refusal.value.hint == "shorten the prompt, or export with a larger --max-context"
     with pytest.raises(FeedError, match="the prompt has no tokens"):
         decoder.decode((), DecodeOptions())
     assert target.calls == []
