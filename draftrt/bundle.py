@@ -83,7 +83,8 @@ class Bundle:
         """
         if name not in self.manifest.graphs:
             raise BundleError(
-                f"{self.path}: no graph {name!r}, it has {sorted(self.manifest.graphs)}"
+                f"{self.path}: no graph {name!r}, it has {sorted(self.manifest.graphs)}",
+                hint="export the drafter, or the target's graph, along with the rest",
             )
         return self.manifest.graphs[name]
 

@@ -74,7 +74,8 @@ def check_weights(path: Path, tensors: Mapping[str, GraphTensor]) -> int:
     # Quantised ones are read from this very file; `check_channels` has compared them.
     copied = {n: one for n, one in tensors.items() if not isinstance(one.source, QuantizedRef)}
     for name, tensor in copied.items():
-        problem = _weight_problem(path.parent, stored.get(tensor.name), tensor)
+        # A head that is the embedding has no initialiser of its own.
+        problem = _weight_problem(path.parent, stored.get(name, stored.get(tensor.name)), tensor)
         if problem:
             wrong.append(f"{name}: {problem}")
     if wrong:

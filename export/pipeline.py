@@ -75,7 +75,7 @@ def export_bundle(
         warnings += loaded.spec.warnings
     collect(findings)
     decoder = _decoder(model, options, loaded is None, report)
-    _check_quantised(options, has_draft=loaded is not None, has_target=decoder is not None)
+    check_quantised(options, has_draft=loaded is not None, has_target=decoder is not None)
     for line in warnings:
         report(f"warning: {line}")
     context = max_context(options, None if loaded is None else loaded.spec, decoder)
@@ -93,8 +93,12 @@ def export_bundle(
     return out
 
 
-def _check_quantised(options: ExportOptions, *, has_draft: bool, has_target: bool) -> None:
-    """Refuse a wish for a graph that is not exported, unless it is one for both graphs."""
+def check_quantised(options: ExportOptions, *, has_draft: bool, has_target: bool) -> None:
+    """Refuse a wish for a graph that is not exported, unless it is one for both graphs.
+
+    Raises:
+        SpecError: names the wish.
+    """
     exported = {"draft": has_draft, "target": has_target}
     for name, parts in options.quantization.items():
         is_for_both = options.quantization.get("draft") == options.quantization.get("target")

@@ -15,7 +15,7 @@ from draftrt.export.decoder_config import read_decoder
 from draftrt.export.draft_graph import place_draft
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.options import ExportOptions, max_context
-from draftrt.export.pipeline import TOKENIZER_FILES
+from draftrt.export.pipeline import TOKENIZER_FILES, check_quantised
 from draftrt.export.signature import draft_signature
 from draftrt.export.target import Target, read_target
 from draftrt.export.target_graph import place_target, target_signature
@@ -132,6 +132,7 @@ def _plan_checkpoints(
         ignore_keys=options.ignore_keys,
     )
     decoder, remark = _decoder(model, options)
+    check_quantised(options, has_draft=True, has_target=decoder is not None)
     rows = max_context(options, loaded.spec, decoder)
     _check_context(context, rows, f"pass --max-context {context} too")
     files = WeightFiles(target, options.weights)

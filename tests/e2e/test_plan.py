@@ -181,3 +181,19 @@ def test_positions_that_float32_cannot_count_are_wrong_usage(command: str, tmp_p
     result = CliRunner().invoke(group, words)
     assert result.exit_code == 2
     assert "16777217 is not in the range 4<=x<=16777216" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "export"])
+def test_a_scheme_for_a_graph_that_is_left_out_is_refused(
+    command: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    words = [command, PAIR[0], "--target", PAIR[1], "--no-target-graph"]
+    words += ["--quantize", "target:int8"] + (
+        ["-o", str(tmp_path / "bundle")] if command == "export" else []
+    )
+    result = CliRunner().invoke(group, words)
+    assert result.exit_code == 1
+    assert "got target:linear=int8, target:head=int8, but no target graph" in result.stderr
+    assert "leave it out, or export the target's graph too" in result.stderr
+    assert not list(tmp_path.iterdir())

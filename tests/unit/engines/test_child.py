@@ -64,11 +64,14 @@ def test_a_process_without_an_end_is_stopped_with_all_that_it_started(tmp_path: 
 
 
 def test_an_exception_while_waiting_ends_the_process(tmp_path: Path) -> None:
-    started: list[str] = []
+    def children() -> set[str]:
+        tasks = Path("/proc/self/task").iterdir()
+        return {pid for task in tasks for pid in (task / "children").read_text().split()}
+
+    before, started = children(), set[str]()
 
     def interrupt(seconds: float) -> None:
-        for task in Path("/proc/self/task").iterdir():
-            started.extend((task / "children").read_text().split())
+        started.update(children() - before)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
