@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry
-from draftrt.export.assemble import GraphTensor, graph_tensors
+from draftrt.export.assemble import graph_tensors
 from draftrt.export.check import check_file, check_graph
 from draftrt.export.check_sampled import check_draft_sampled, is_small
 from draftrt.export.drafter import Drafter, SampledDrafter
-from draftrt.export.graph_file import flexible_path, write_graph
-from draftrt.export.initialisers import as_stored, check_channels
+from draftrt.export.graph_file import flexible_path
 from draftrt.export.layers import plan_layers, state_names, write_layers
 from draftrt.export.load import LoadedDrafter
 from draftrt.export.options import ExportOptions, Report, max_context
-from draftrt.export.quantized_graph import check_quantization, quantize_graph
+from draftrt.export.quantized_graph import check_quantization
 from draftrt.export.shapes import tensor_shapes
 from draftrt.export.signature import CAPACITY, draft_signature
 from draftrt.export.trace import trace
 from draftrt.export.weight_files import PlacedWeights, WeightFiles, weight_files
-from draftrt.export.weight_slices import is_read_whole
 from draftrt.export.weights import placeholders
+from draftrt.export.written_graph import entry_of, write_graph_of
 from draftrt.quantization import DRAFT
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec
@@ -81,48 +79,13 @@ def write_draft_graph(
     )
     model = _traced(spec, weights, options, context)
     path = folder / GRAPH
-    tensors = write_graph_of(model, weights, path, {CAPACITY: context})
-    written = weights.finish()
-    linked = weights.linked_bytes()
-    report(
-        f"write: {GRAPH} and {written.bytes / 1e6:.1f} MB of weights"
-        + (f", {linked / 1e6:.1f} MB more in the checkpoint" if linked else "")
-    )
+    tensors = write_graph_of(model, weights, path, {CAPACITY: context}, report)
     check_file(path, signature)
     check_file(flexible_path(path), flexible)
     check = check_graph if is_small(tensors) else check_draft_sampled
     for line in check(path, spec, tensors, signature, precision, context):
         report(f"check: {line}")
-    return GraphEntry(
-        file=GRAPH,
-        flexible=flexible_path(path).name,
-        data=weights.data,
-        precision=precision,
-        profile=options.profile.value,
-        opset=options.profile.opset,
-        max_context=context,
-        signature=signature,
-        quantization=dict(weights.quantization),
-        borrowed=weights.borrowed(),
-        weight_bytes=weights.num_bytes(),
-        read_bytes=weights.num_bytes(is_read_whole),
-    )
-
-
-def write_graph_of(
-    model: Any,
-    weights: PlacedWeights,
-    path: Path,
-    sizes: Mapping[str, int],
-) -> Mapping[str, GraphTensor]:
-    """Quantise what is to be, write the graph, and return its weights as the file holds them."""
-    uses = quantize_graph(model.graph, weights.tensors, weights.quantization)
-    quantised = weights.files.append_quantised(weights.data, uses) if uses else []
-    write_graph(model, weights.tensors, weights.places, path, sizes, quantised)
-    if not uses:
-        return weights.tensors
-    check_channels(path, weights.tensors)
-    return as_stored(path, weights.tensors)
+    return entry_of(path, weights, options, context, signature)
 
 
 def _signature(

@@ -18,7 +18,6 @@ from draftrt.export.check_sampled import is_small
 from draftrt.export.check_target import check_target, check_target_sampled
 from draftrt.export.checkpoint import FLOATS, TensorRef, from_array, read_headers
 from draftrt.export.decoder import Decoder, decoder_shapes
-from draftrt.export.draft_graph import write_graph_of
 from draftrt.export.gemma4_decoder import rope_of
 from draftrt.export.graph_file import flexible_path
 from draftrt.export.layers import plan_layers, state_name, state_names, write_layers
@@ -27,8 +26,8 @@ from draftrt.export.quantized_graph import check_quantization
 from draftrt.export.signature import CAPACITY
 from draftrt.export.trace import trace
 from draftrt.export.weight_files import PlacedWeights, WeightFiles
-from draftrt.export.weight_slices import is_read_whole
 from draftrt.export.weights import placeholders
+from draftrt.export.written_graph import entry_of, write_graph_of
 from draftrt.quantization import TARGET
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DecoderSpec, Precision
@@ -201,13 +200,7 @@ def write_target_graph(
     report(f"trace: target, {spec.num_layers} layers, {precision.value}, max_context {context}")
     model = _traced(spec, taps, weights, options, context)
     path = folder / GRAPH
-    tensors = write_graph_of(model, weights, path, {CAPACITY: context})
-    written = weights.finish()
-    linked = weights.linked_bytes()
-    report(
-        f"write: {GRAPH} and {written.bytes / 1e6:.1f} MB of weights"
-        + (f", {linked / 1e6:.1f} MB more in the checkpoint" if linked else "")
-    )
+    tensors = write_graph_of(model, weights, path, {CAPACITY: context}, report)
     check_file(path, fixed)
     check_file(flexible_path(path), flexible)
     if is_small(tensors):
@@ -215,20 +208,7 @@ def write_target_graph(
     else:
         for line in check_target_sampled(path, spec, tensors, taps, precision, context):
             report(f"check: {line}")
-    return GraphEntry(
-        file=GRAPH,
-        flexible=flexible_path(path).name,
-        data=weights.data,
-        precision=precision,
-        profile=profile.value,
-        opset=profile.opset,
-        max_context=context,
-        signature=fixed,
-        quantization=dict(weights.quantization),
-        borrowed=weights.borrowed(),
-        weight_bytes=weights.num_bytes(),
-        read_bytes=weights.num_bytes(is_read_whole),
-    )
+    return entry_of(path, weights, options, context, fixed)
 
 
 def _traced(
