@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from draftrt.validate.rounds_cli import rounds_option
+
 FOLDER = click.Path(path_type=Path)
 
 
@@ -24,14 +26,7 @@ FOLDER = click.Path(path_type=Path)
     type=FOLDER,
     help="The checkpoint's target.  [default: the folder the bundle was exported from]",
 )
-@click.option(
-    "--rounds",
-    "num_rounds",
-    type=click.IntRange(min=4),
-    default=4,
-    show_default=True,
-    help="Rounds of the short and of the long sequence each.",
-)
+@rounds_option
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 def bisect(
     bundle: Path,

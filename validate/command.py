@@ -14,6 +14,7 @@ from draftrt.validate.bisect_command import bisect
 from draftrt.validate.matrix_command import matrix
 from draftrt.validate.range_command import ranges
 from draftrt.validate.record_command import record, record_trajectories
+from draftrt.validate.rounds_cli import rounds_option
 
 FOLDER = click.Path(path_type=Path)
 
@@ -92,14 +93,7 @@ def golden(
     show_default=True,
     help="What runs the graph; the two TensorRTs run the bundle's plan, on a machine with a GPU.",
 )
-@click.option(
-    "--rounds",
-    "num_rounds",
-    type=click.IntRange(min=4),
-    default=4,
-    show_default=True,
-    help="Rounds of the short and of the long sequence each.",
-)
+@rounds_option
 @click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
 def parity(bundle: Path, backend: str, num_rounds: int, is_json: bool) -> None:
     """Compare the graph in BUNDLE with its PyTorch module, through Polygraphy.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from draftrt.validate.rounds_cli import rounds_option
+
 FOLDER = click.Path(path_type=Path)
 
 
@@ -22,14 +24,7 @@ FOLDER = click.Path(path_type=Path)
     help="Element type of the graphs; repeat.  [default: all three]",
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
-@click.option(
-    "--rounds",
-    "num_rounds",
-    type=click.IntRange(min=4),
-    default=4,
-    show_default=True,
-    help="Rounds of the short and of the long sequence each.",
-)
+@rounds_option
 @click.option(
     "--max-context",
     type=click.IntRange(min=8),
