@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from draftrt.errors import ExportError
-from draftrt.export.assemble import GraphTensor, empty_caches, reference_module
+from draftrt.export.assemble import empty_caches, reference_module
 from draftrt.export.check_ids import CHOSEN_FROM, TOLERANCE, ids_differ
 from draftrt.export.drafter import Drafter
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.initialisers import load_whole
 from draftrt.export.linked_file import checkable
-from draftrt.export.ops import Profile
+from draftrt.export.profile import Profile
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.signature import round_feeds, walk_to_compare
 from draftrt.signature import Signature
@@ -249,15 +250,15 @@ def _sampled_difference(want: dict[str, Any], got: Feeds, precision: Precision) 
 
 def widened(tensor: GraphTensor) -> GraphTensor:
     """Return a bfloat16 weight as float32 with the same values; others as they are."""
-    if tensor.dtype is not torch.bfloat16:
+    if tensor.dtype != "bfloat16":
         return tensor
     if isinstance(tensor.source, QuantizedRef):  # the twin dequantises in float32
-        return GraphTensor(tensor.name, tensor.shape, torch.float32, tensor.source.exact())
+        return GraphTensor(tensor.name, tensor.shape, "float32", tensor.source.exact())
     from draftrt.export.checkpoint import from_tensor
 
     content = tensor.source.read().to(torch.bfloat16).float()
     ref = from_tensor(tensor.name, content)
-    return GraphTensor(tensor.name, tensor.shape, torch.float32, ref)
+    return GraphTensor(tensor.name, tensor.shape, "float32", ref)
 
 
 def write_float32_twin(source: Path, path: Path) -> None:

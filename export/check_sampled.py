@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from draftrt.errors import ExportError
-from draftrt.export.assemble import GraphTensor, empty_caches
+from draftrt.export.assemble import empty_caches
 from draftrt.export.check import (
     compare_round,
     open_session,
@@ -27,6 +27,7 @@ from draftrt.export.check import (
 )
 from draftrt.export.check_ids import CHOSEN_FROM
 from draftrt.export.drafter import Drafter, SampledDrafter
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.one_layer import Rows, write_one_layer
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.signature import round_feeds, walk_to_compare
@@ -110,7 +111,7 @@ def _weight_problem(folder: Path, stored: Any, tensor: GraphTensor) -> str:
 
 def _bytes(tensor: GraphTensor, start: int, stop: int) -> bytes:
     source = tensor.source.rows(start, stop) if tensor.shape else tensor.source
-    content = source.read().to(tensor.dtype).contiguous()
+    content = source.read().to(tensor.torch_dtype).contiguous()
     return content.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

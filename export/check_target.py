@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from draftrt.errors import ExportError
-from draftrt.export.assemble import TORCH, GraphTensor
+from draftrt.export.assemble import TORCH
 from draftrt.export.check import open_session, widened, write_float32_twin
 from draftrt.export.check_ids import TOLERANCE
 from draftrt.export.check_sampled import (
@@ -22,9 +22,10 @@ from draftrt.export.check_sampled import (
     sampled_layers,
 )
 from draftrt.export.decoder import Decoder
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layers import state_name
 from draftrt.export.one_layer import Rows, feature_sources
-from draftrt.export.ops import Profile
+from draftrt.export.profile import Profile
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.unread import Unread
 from draftrt.spec import DecoderSpec, Precision
@@ -65,7 +66,7 @@ def _compare(
     profile: Profile,
     max_context: int,
 ) -> str:
-    contents = {name: tensor.source.read().to(tensor.dtype) for name, tensor in tensors.items()}
+    contents = {name: tensor.read() for name, tensor in tensors.items()}
     module = Decoder(spec, contents, taps=taps, profile=profile).eval()
     session = open_session(path)
     names = [item.name for item in session.get_outputs()]

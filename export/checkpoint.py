@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.errors import CheckpointError, DraftrtError, collect
+from draftrt.errors import CheckpointError, DraftrtError, ExportError, collect
 
 if TYPE_CHECKING:
     import torch
@@ -132,17 +133,37 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
-def from_array(name: str, array: np.ndarray[Any, Any]) -> TensorRef:
-    """Return a reference to a tensor in memory."""
-    import torch
-
-    return from_tensor(name, torch.from_numpy(np.ascontiguousarray(array)))
-
-
 def from_tensor(name: str, tensor: torch.Tensor) -> TensorRef:
     """Return a reference to a tensor in memory."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorRef(name, dtype, tuple(tensor.shape), array=tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRef(TensorRef):
+    """A tensor that is computed each time it is read.
+
+    Attributes:
+        compute: returns the content.
+    """
+
+    compute: Callable[[], torch.Tensor] | None = field(default=None, compare=False)
+
+    def read(self) -> torch.Tensor:
+        """Return the content."""
+        assert self.compute is not None
+        content = self.compute()
+        if tuple(content.shape) != self.shape:
+            raise ExportError(
+                f"{self.name}: computed {list(content.shape)}, expected {list(self.shape)}",
+                hint="a defect of draftrt, please report it",
+            )
+        return content
+
+    def rows(self, start: int, stop: int) -> TensorRef:
+        """Return the rows ``start`` to ``stop`` along axis 0, not computed yet."""
+        shape = (stop - start, *self.shape[1:])
+        return replace(self, shape=shape, compute=lambda: self.read()[start:stop])
 
 
 def read_headers(folder: Path) -> dict[str, TensorRef]:

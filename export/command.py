@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from draftrt.export.drafter import EXTRA_OUTPUTS
-from draftrt.export.ops import Profile
-from draftrt.export.options import MOST_CONTEXT
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import MOST_CONTEXT, ExportOptions
+from draftrt.export.outputs import EXTRA_OUTPUTS
+from draftrt.export.pipeline import export_bundle
 from draftrt.export.places import WeightMode
+from draftrt.export.profile import Profile
 from draftrt.export.progress import ProgressBar
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option

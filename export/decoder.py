@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from draftrt.export import gemma4_decoder, ops, rope
 from draftrt.export.mlp import gated_mlp
-from draftrt.export.ops import Profile
+from draftrt.export.profile import Profile
+from draftrt.export.rope_shapes import rope_of
 from draftrt.export.view import View, mask_of
 from draftrt.export.weights import Root, Weights, register
 from draftrt.spec import DecoderSpec, LayerSpec
@@ -100,7 +101,7 @@ class Decoder(nn.Module):
         views: dict[int | None, View] = {}
         masks: dict[int | None, Tensor] = {}
         for window in dict.fromkeys(self.spec.windows):
-            embedding, prefix = gemma4_decoder.rope_of(self.spec, window)
+            embedding, prefix = rope_of(self.spec, window)
             if prefix not in angles:
                 angles[prefix] = rope.rows(embedding, self._weights, positions, valid, prefix)
             views[window] = View(context_length, valid, rows, positions, *angles[prefix], {})
@@ -158,46 +159,3 @@ class Decoder(nn.Module):
     def _mlp(self, layer: Weights, x: Tensor) -> Tensor:
         u = ops.rms_norm(x, layer("post_attention_layernorm.weight"), self.spec.rms_norm_eps)
         return gated_mlp(u, layer.below("mlp"), self.spec.activation)
-
-
-def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Return every tensor of a decoder, checkpoint name to shape."""
-    hidden = spec.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (spec.table_rows, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not spec.tie_word_embeddings or spec.table_rows != spec.vocab_size:
-        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
-    for index in range(spec.num_layers):
-        layer = (
-            _layer_shapes(spec)
-            if spec.gemma4 is None
-            else gemma4_decoder.layer_shapes(spec, spec.gemma4, index)
-        )
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-    return shapes
-
-
-def _layer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    hidden, dim, inner = spec.hidden_size, spec.head_dim, spec.intermediate_size
-    rows = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim, "v": spec.num_kv_heads * dim}
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.o_proj.weight": (hidden, rows["q"]),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-    }
-    layer |= {f"self_attn.{name}_proj.weight": (size, hidden) for name, size in rows.items()}
-    if spec.qkv_bias:
-        layer |= {f"self_attn.{name}_proj.bias": (size,) for name, size in rows.items()}
-    if spec.output_bias:
-        layer["self_attn.o_proj.bias"] = (hidden,)
-    if spec.mlp_bias:
-        layer |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,)}
-        layer["mlp.down_proj.bias"] = (hidden,)
-    if spec.qk_norm:
-        layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
-    return layer

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry
-from draftrt.export.assemble import graph_tensors
 from draftrt.export.check import check_file, check_graph
 from draftrt.export.check_sampled import check_draft_sampled, is_small
 from draftrt.export.drafter import Drafter, SampledDrafter
@@ -15,32 +14,15 @@ from draftrt.export.graph_file import flexible_path
 from draftrt.export.layers import plan_layers, state_names, write_layers
 from draftrt.export.load import LoadedDrafter
 from draftrt.export.options import ExportOptions, Report, max_context
-from draftrt.export.quantized_graph import check_quantization
+from draftrt.export.placing import DRAFT_FILE, place_draft
 from draftrt.export.shapes import tensor_shapes
 from draftrt.export.signature import CAPACITY, draft_signature
 from draftrt.export.trace import trace
-from draftrt.export.weight_files import PlacedWeights, WeightFiles, weight_files
+from draftrt.export.weight_files import PlacedWeights, weight_files
 from draftrt.export.weights import placeholders
 from draftrt.export.written_graph import entry_of, write_graph_of
-from draftrt.quantization import DRAFT
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec
-
-GRAPH = "draft.onnx"
-
-
-def place_draft(
-    loaded: LoadedDrafter, options: ExportOptions, context: int, files: WeightFiles
-) -> PlacedWeights:
-    """Decide where the weights of the draft graph lie, and begin to copy them.
-
-    Raises:
-        UnsupportedError: a part cannot be quantised as asked.
-    """
-    tensors = graph_tensors(loaded.spec, loaded.tensors, options.precision, context)
-    quantization = options.quantization.get(DRAFT, {})
-    check_quantization(tensors, quantization, options.profile.opset)
-    return files.place(f"{GRAPH}.data", tensors, quantization)
 
 
 def write_draft_graph(
@@ -78,7 +60,7 @@ def write_draft_graph(
         f"max_context {context}"
     )
     model = _traced(spec, weights, options, context)
-    path = folder / GRAPH
+    path = folder / DRAFT_FILE
     tensors = write_graph_of(model, weights, path, {CAPACITY: context}, report)
     check_file(path, signature)
     check_file(flexible_path(path), flexible)
@@ -114,7 +96,7 @@ def _traced(spec: DrafterSpec, weights: PlacedWeights, options: ExportOptions, c
         few,
         placeholders(
             {name: tensor.shape for name, tensor in tensors.items()},
-            lambda name: tensors[name].dtype,
+            lambda name: tensors[name].torch_dtype,
         ),
         profile=options.profile,
         extra_outputs=options.extra_outputs,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftrt.export import ops
 from draftrt.export.mlp import gated_mlp
-from draftrt.export.ops import Profile
+from draftrt.export.profile import Profile
 from draftrt.export.qwen3 import attend_with_cache
 from draftrt.export.view import View
 from draftrt.export.weights import Weights

@@ -10,21 +10,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftrt.export import ops, rope
+from draftrt.export import ops
 from draftrt.export.mlp import gated_mlp
-from draftrt.export.ops import Profile
+from draftrt.export.profile import Profile
 from draftrt.export.view import View
 from draftrt.export.weights import Weights
-from draftrt.spec import DecoderSpec, Gemma4Spec, RopeSpec
-
-FULL_ROPE = "rope.full"  # prefix of the full layers' constants
-
-
-def rope_of(spec: DecoderSpec, window: int | None) -> tuple[RopeSpec, str]:
-    """Return the rotary embedding of the layers with this window, and its constants' prefix."""
-    if spec.gemma4 is not None and window is None:
-        return spec.gemma4.full_rope, FULL_ROPE
-    return spec.rope, rope.PREFIX
+from draftrt.spec import DecoderSpec, Gemma4Spec
 
 
 def advance(
@@ -108,29 +99,3 @@ def _attention(
     )
     out = out.transpose(1, 2).reshape(-1, spec.num_heads * dim)
     return ops.linear_to_residual(out, w("o_proj.weight"), w.get("o_proj.bias")), keys, values
-
-
-def layer_shapes(spec: DecoderSpec, facts: Gemma4Spec, layer: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of one layer, name to shape."""
-    groups, dim = spec.cache_shape(layer)
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    rows = {"q": spec.num_heads * dim, "k": groups * dim, "v": groups * dim}
-    if facts.full_key_is_value and spec.windows[layer] is None:
-        del rows["v"]
-    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    shapes: dict[str, tuple[int, ...]] = {
-        **{f"{name}_layernorm.weight": (hidden,) for name in norms},
-        "layer_scalar": (1,),
-        "self_attn.q_norm.weight": (dim,),
-        "self_attn.k_norm.weight": (dim,),
-        **{f"self_attn.{name}_proj.weight": (size, hidden) for name, size in rows.items()},
-        "self_attn.o_proj.weight": (hidden, rows["q"]),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-    }
-    if spec.qkv_bias:
-        shapes |= {f"self_attn.{name}_proj.bias": (size,) for name, size in rows.items()}
-    if spec.output_bias:
-        shapes["self_attn.o_proj.bias"] = (hidden,)
-    return shapes

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from draftrt.errors import ExportError
-from draftrt.export.assemble import GraphTensor
 from draftrt.export.graph_recorder import onnx_type
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.grouped_attention import group_attention
 from draftrt.export.places import Place, QuantizedWeight
 from draftrt.export.quantized_graph import CODES, SCALES, look_up_codes
@@ -88,8 +88,8 @@ def inline(tensor: GraphTensor) -> Any:
     """Return a weight as a tensor that holds its content."""
     import onnx
 
-    content = tensor.source.read().to(tensor.dtype).contiguous()
-    if tensor.dtype is torch.bfloat16:
+    content = tensor.read().contiguous()
+    if tensor.dtype == "bfloat16":
         bits = content.view(torch.int16).numpy().tobytes()
         kind = onnx.TensorProto.BFLOAT16
         return onnx.helper.make_tensor(tensor.name, kind, tensor.shape, bits, raw=True)
@@ -98,7 +98,7 @@ def inline(tensor: GraphTensor) -> Any:
 
 def external(tensor: GraphTensor, place: Place) -> Any:
     """Return a weight as a tensor whose content lies in a file."""
-    return _external(tensor.name, onnx_type(tensor.dtype), tensor.shape, place)
+    return _external(tensor.name, onnx_type(tensor.torch_dtype), tensor.shape, place)
 
 
 def _quantised(weight: QuantizedWeight) -> list[Any]:
@@ -110,7 +110,7 @@ def _quantised(weight: QuantizedWeight) -> list[Any]:
         Scheme.FP8: TensorProto.FLOAT8E4M3FN,
     }
     use = weight.use
-    scales = onnx_type(use.tensor.dtype)
+    scales = onnx_type(use.tensor.torch_dtype)
     return [
         _external(use.name + CODES, kinds[use.scheme], use.codes_shape, weight.codes),
         _external(use.name + SCALES, scales, use.scales_shape, weight.scales),

@@ -8,7 +8,6 @@ Nothing here knows what a drafter is.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
 import torch
@@ -16,20 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftrt.export.graph_recorder import current
+from draftrt.export.profile import Profile
 
 FP16_ROOM = 32.0  # the product of a weight row whose magnitudes sum to 2000 still fits
-
-
-class Profile(str, Enum):
-    """Which ONNX operators a traced graph may use."""
-
-    FIXED = "fixed"
-    COMPAT = "compat"
-
-    @property
-    def opset(self) -> int:
-        """ONNX opset version of the profile."""
-        return 24 if self is Profile.FIXED else 20
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

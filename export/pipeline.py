@@ -16,17 +16,14 @@ from draftrt.bundle import (
 )
 from draftrt.errors import DraftrtError, SpecError, UnsupportedError, collect
 from draftrt.export.decoder_config import read_decoder
-from draftrt.export.draft_graph import place_draft, write_draft_graph
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.options import ExportOptions, Report, max_context
+from draftrt.export.placing import place_draft, place_target
 from draftrt.export.target import Target, check_tokenizer, read_target
-from draftrt.export.target_graph import place_target, write_target_graph
 from draftrt.export.weight_files import OnTick, WeightFiles, weight_files
 from draftrt.linked import sample_sha256
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import DecoderSpec
-
-__all__ = ["ExportOptions", "export_bundle", "write_draft_graph"]
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -129,9 +126,14 @@ def _write_graphs(
     if loaded is not None and options.hashes_all:
         for path in _own_files(loaded):
             files.hash_input(path)
+    # Only now is PyTorch loaded, beside the copying.
     if loaded is not None:
+        from draftrt.export.draft_graph import write_draft_graph
+
         graphs["draft"] = write_draft_graph(loaded, folder, options, report, context, draft_weights)
     if decoder is not None:
+        from draftrt.export.target_graph import write_target_graph
+
         assert target_weights is not None
         taps = () if loaded is None else loaded.spec.target_layer_ids
         graphs["target"] = write_target_graph(

@@ -10,27 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftrt.errors import CheckpointError, UnsupportedError
-from draftrt.quantization import BLOCK, Scheme
+from draftrt.errors import CheckpointError
+from draftrt.export.code_sizes import block_of
+from draftrt.quantization import Scheme
 
 DIVISORS = (7.0, 7.5, 8.0, 8.5)
 LARGEST = {Scheme.INT8: 127.0, Scheme.FP8: 448.0}
 CHUNK = 1 << 18  # elements worked on at a time: they stay in the processor's cache
-
-
-def block_of(name: str, width: int) -> int:
-    """Return how many elements of a reduction axis of ``width`` share an int4 scale.
-
-    Raises:
-        UnsupportedError: neither `BLOCK` nor half of it divides the width.
-    """
-    for block in (BLOCK, BLOCK // 2):
-        if width % block == 0:
-            return block
-    raise UnsupportedError(
-        f"{name}: int4 needs a reduction axis that is a multiple of {BLOCK // 2}, got {width}",
-        hint="use int8 for this part, which has one scale for each output channel",
-    )
 
 
 def quantize_rows(

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftrt.export.checkpoint import TensorRef, from_tensor
-from draftrt.export.quantize import block_of, dequantize, quantize_rows
+from draftrt.export.code_sizes import block_of, bytes_of
+from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.export.quantized_graph import QuantizedUse
 from draftrt.quantization import Scheme
 
@@ -68,12 +69,7 @@ def _slices(use: QuantizedUse) -> Iterator[tuple[int, Tensor, Tensor]]:
         step = rows
     for first in range(0, rows, step):
         content = use.tensor.source.rows(first, min(first + step, rows)).read()
-        yield (first, *quantize_rows(use.name, content, use.scheme, use.tensor.dtype))
-
-
-def bytes_of(count: int, scheme: Scheme) -> int:
-    """Return the bytes of so many codes; two of int4 share one."""
-    return -(-count // 2) if scheme is Scheme.INT4 else count
+        yield (first, *quantize_rows(use.name, content, use.scheme, use.tensor.torch_dtype))
 
 
 def packed(codes: Tensor, scheme: Scheme) -> bytes:

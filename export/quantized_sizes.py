@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from draftrt.export.assemble import GraphTensor
-from draftrt.export.quantize import block_of
-from draftrt.export.quantized_file import bytes_of
+from draftrt.export.code_sizes import block_of, bytes_of
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.quantization import HEAD, TABLES, Part, Quantization, Scheme, part_of
 
 
@@ -28,5 +27,5 @@ def quantised_bytes(name: str, tensor: GraphTensor, quantization: Quantization) 
         rows, width = tensor.shape
         scheme = quantization[part]
         count = rows if scheme is not Scheme.INT4 else rows * (width // block_of(name, width))
-        total += bytes_of(rows * width, scheme) + count * tensor.dtype.itemsize
+        total += bytes_of(rows * width, scheme) + count * tensor.itemsize
     return total

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftrt.export import ops
 from draftrt.export.conv import convolve, kernels
 from draftrt.export.mlp import gated_mlp
-from draftrt.export.ops import Profile
+from draftrt.export.profile import Profile
 from draftrt.export.view import View
 from draftrt.export.weights import Weights
 from draftrt.spec import DrafterSpec, LayerSpec

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from draftrt.bundle import Bundle
 from draftrt.errors import BundleError
-from draftrt.export.assemble import GraphTensor, graph_dtype, reference_module
+from draftrt.export.assemble import reference_module
 from draftrt.export.checkpoint import TensorRef
-from draftrt.export.decoder import Decoder, decoder_shapes
-from draftrt.export.drafter import EXTRA_OUTPUTS, SAMPLED_INPUTS, Drafter
-from draftrt.export.gemma4_decoder import rope_of
+from draftrt.export.decoder import Decoder
+from draftrt.export.decoder_shapes import decoder_shapes
+from draftrt.export.drafter import Drafter
+from draftrt.export.graph_tensors import GraphTensor, graph_dtype
 from draftrt.export.initialisers import read_initialisers
-from draftrt.export.ops import Profile
+from draftrt.export.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
+from draftrt.export.profile import Profile
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.rope import table_tensors
+from draftrt.export.rope_shapes import rope_of
 from draftrt.export.shapes import tensor_shapes
 from draftrt.spec import Precision
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from draftrt.errors import UnsupportedError
 from draftrt.export.choices import ROPE_TYPES
+from draftrt.export.rope_shapes import PREFIX
 from draftrt.export.weights import Weights
 from draftrt.spec import RopeSpec
 
 Array = NDArray[np.float32]
-PREFIX = "rope"  # of the constants' names
 
 
 def inverse_frequencies(rope: RopeSpec, *, long: bool = False) -> tuple[Array, float]:

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from draftrt.errors import SpecError
-from draftrt.export.drafter import SAMPLED_INPUTS, output_names
+from draftrt.export.outputs import SAMPLED_INPUTS, output_names
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DrafterSpec, Precision
 

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from draftrt.bundle import GraphEntry
-from draftrt.errors import CheckpointError, collect
-from draftrt.export import rope
-from draftrt.export.assemble import GraphTensor, graph_dtype
 from draftrt.export.check import check_file
 from draftrt.export.check_sampled import is_small
 from draftrt.export.check_target import check_target, check_target_sampled
-from draftrt.export.checkpoint import FLOATS, TensorRef, from_array, read_headers
-from draftrt.export.decoder import Decoder, decoder_shapes
-from draftrt.export.gemma4_decoder import rope_of
+from draftrt.export.decoder import Decoder
+from draftrt.export.decoder_shapes import decoder_shapes
 from draftrt.export.graph_file import flexible_path
 from draftrt.export.layers import plan_layers, state_name, state_names, write_layers
 from draftrt.export.options import ExportOptions, Report
-from draftrt.export.quantized_graph import check_quantization
+from draftrt.export.placing import TARGET_FILE
 from draftrt.export.signature import CAPACITY
 from draftrt.export.trace import trace
-from draftrt.export.weight_files import PlacedWeights, WeightFiles
+from draftrt.export.weight_files import PlacedWeights
 from draftrt.export.weights import placeholders
 from draftrt.export.written_graph import entry_of, write_graph_of
-from draftrt.quantization import TARGET
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DecoderSpec, Precision
 
-GRAPH = "target.onnx"
 ROWS = "R"
 MAX_ROWS = 256
-TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-PREFIX = "model."
 
 
 def target_signature(
@@ -83,96 +72,6 @@ def target_signature(
     return Signature(inputs=tuple(inputs), outputs=tuple(outputs), dimensions=ranges)
 
 
-def target_tensors(
-    spec: DecoderSpec, folder: Path, precision: Precision, max_context: int
-) -> dict[str, GraphTensor]:
-    """Return every initialiser of a target's graph, from its checkpoint.
-
-    Raises:
-        CheckpointError: tensors missing, left over or of another shape; all at once.
-    """
-    refs = _in_words_of_the_graph(read_headers(folder), spec)
-    wanted = decoder_shapes(spec)
-    findings = _problems(spec, refs, wanted, folder)
-    collect(findings)
-    made: dict[str, GraphTensor] = {}
-    for name, shape in wanted.items():
-        ref = refs[TABLE if name == HEAD and HEAD not in refs else name]
-        if ref.shape[0] > shape[0]:
-            ref = ref.rows(0, shape[0])
-        made[name] = GraphTensor(name, shape, graph_dtype(name, precision), ref)
-    for window in dict.fromkeys(spec.windows):
-        embedding, prefix = rope_of(spec, window)
-        for name, table in rope.table_tensors(embedding, max_context, prefix).items():
-            made[name] = GraphTensor(name, table.shape, torch.float32, from_array(name, table))
-    return made
-
-
-def _in_words_of_the_graph(
-    refs: Mapping[str, TensorRef], spec: DecoderSpec
-) -> Mapping[str, TensorRef]:
-    """Return the text model's tensors by the names of a plain decoder.
-
-    A checkpoint that also sees or hears keeps the rest beside its text model.
-    """
-    if spec.gemma4 is None or spec.gemma4.tensor_prefix == PREFIX:
-        return refs
-    prefix = spec.gemma4.tensor_prefix
-    text = {
-        PREFIX + name[len(prefix) :]: ref for name, ref in refs.items() if name.startswith(prefix)
-    }
-    return text | {name: refs[name] for name in (HEAD,) if name in refs}
-
-
-def _problems(
-    spec: DecoderSpec,
-    refs: Mapping[str, TensorRef],
-    wanted: Mapping[str, tuple[int, ...]],
-    folder: Path,
-) -> list[CheckpointError]:
-    missing = [
-        name
-        for name in wanted
-        if name not in refs and not (name == HEAD and spec.tie_word_embeddings)
-    ]
-    extra = [
-        name
-        for name in refs
-        if name not in wanted and "rotary_emb" not in name and name not in (HEAD, TABLE)
-    ]
-    wrong = [
-        f"{name} is {refs[name].dtype} {list(refs[name].shape)}, expected {list(shape)}"
-        for name, shape in wanted.items()
-        if name in refs
-        and name != HEAD
-        and (refs[name].shape != shape or refs[name].dtype not in FLOATS)
-    ]
-    lists = {"missing": missing, "that nothing asks for": extra, "of another shape": wrong}
-    hint = (
-        "the config describes another model; the Hugging Face port may run it (--no-target-graph)"
-    )
-    return [
-        CheckpointError(f"{folder}: tensors {what}: {names[:6]} ({len(names)} in all)", hint=hint)
-        for what, names in lists.items()
-        if names
-    ]
-
-
-def place_target(
-    spec: DecoderSpec, checkpoint: Path, options: ExportOptions, context: int, files: WeightFiles
-) -> PlacedWeights:
-    """Decide where the weights of the target graph lie, and begin to copy them.
-
-    Raises:
-        CheckpointError: tensors missing, left over or of another shape; all at once.
-        UnsupportedError: a part cannot be quantised as asked.
-    """
-    tensors = target_tensors(spec, checkpoint, options.precision, context)
-    quantization = options.quantization.get(TARGET, {})
-    check_quantization(tensors, quantization, options.profile.opset)
-    return files.place(f"{GRAPH}.data", tensors, quantization)
-
-
 def write_target_graph(
     spec: DecoderSpec,
     folder: Path,
@@ -191,7 +90,7 @@ def write_target_graph(
         options: see `ExportOptions`.
         report: gets one line a step.
         context: rows of each cache.
-        weights: what `place_target` returned.
+        weights: what `draftrt.export.placing.place_target` returned.
     """
     precision, profile = options.precision, options.profile
     fixed, flexible = (
@@ -199,7 +98,7 @@ def write_target_graph(
     )
     report(f"trace: target, {spec.num_layers} layers, {precision.value}, max_context {context}")
     model = _traced(spec, taps, weights, options, context)
-    path = folder / GRAPH
+    path = folder / TARGET_FILE
     tensors = write_graph_of(model, weights, path, {CAPACITY: context}, report)
     check_file(path, fixed)
     check_file(flexible_path(path), flexible)
@@ -231,7 +130,7 @@ def _traced(
         few,
         placeholders(
             {name: tensor.shape for name, tensor in tensors.items()},
-            lambda name: tensors[name].dtype,
+            lambda name: tensors[name].torch_dtype,
         ),
         profile=options.profile,
         with_states=True,

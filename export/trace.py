@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from draftrt.errors import ExportError
 from draftrt.export.graph_recorder import Recorder, constant_proto, onnx_type
 from draftrt.export.onnx_forms import FORMS
-from draftrt.export.ops import Profile
+from draftrt.export.profile import Profile
 from draftrt.signature import Signature
 
 TORCH = {

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from draftrt.export.assemble import GraphTensor
 from draftrt.export.checkpoint import TensorRef
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layers import WEIGHT
 from draftrt.export.quantized_file import QuantizedRef
 
@@ -60,22 +60,22 @@ class Unread:
 
 def _source_of(tensor: GraphTensor) -> TensorRef:
     """Return the content; a float32 twin of a bfloat16 graph dequantises without rounding."""
-    source, is_twin = tensor.source, tensor.dtype is torch.bfloat16
+    source, is_twin = tensor.source, tensor.dtype == "bfloat16"
     return source.exact() if is_twin and isinstance(source, QuantizedRef) else source
 
 
 def _computed(content: Tensor, tensor: GraphTensor) -> Tensor:
     """Return the content rounded to the graph's type; bfloat16 is computed with in float32."""
-    if isinstance(tensor.source, QuantizedRef) and tensor.dtype is torch.bfloat16:
+    if isinstance(tensor.source, QuantizedRef) and tensor.dtype == "bfloat16":
         return content
-    rounded = content.to(tensor.dtype)
-    return rounded.float() if tensor.dtype is torch.bfloat16 else rounded
+    rounded = content.to(tensor.torch_dtype)
+    return rounded.float() if tensor.dtype == "bfloat16" else rounded
 
 
 def _rows_of(tensor: GraphTensor, ids: Sequence[int]) -> Tensor:
     """Return a table that holds some of its rows; memory of the others is never touched."""
     table = torch.empty(
-        tensor.shape, dtype=torch.float32 if tensor.dtype is torch.bfloat16 else tensor.dtype
+        tensor.shape, dtype=torch.float32 if tensor.dtype == "bfloat16" else tensor.torch_dtype
     )
     for row in ids:
         content = _source_of(tensor).rows(row, row + 1).read()

@@ -18,10 +18,9 @@ from typing import BinaryIO
 
 from draftrt.bundle import sha256_of
 from draftrt.errors import ExportError
-from draftrt.export.assemble import GraphTensor
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.links import Links
 from draftrt.export.places import Place, Progress, QuantizedWeight, WeightMode
-from draftrt.export.quantized_file import write_quantized
 from draftrt.export.quantized_graph import QuantizedUse
 from draftrt.export.quantized_sizes import is_quantised, quantised_bytes
 from draftrt.export.weight_slices import SLICE_BYTES, is_linkable, num_bytes, slices
@@ -113,6 +112,8 @@ class WeightFiles:
 
     def append_quantised(self, data: str, uses: Sequence[QuantizedUse]) -> list[QuantizedWeight]:
         """Quantise weights into a data file behind what is there."""
+        from draftrt.export.quantized_file import write_quantized
+
         written = []
         self.finish(data)
         path = self._folder / data

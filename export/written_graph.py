@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry
-from draftrt.export.assemble import GraphTensor
 from draftrt.export.graph_file import flexible_path, write_graph
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.initialisers import as_stored, check_channels
 from draftrt.export.options import ExportOptions, Report
 from draftrt.export.quantized_graph import quantize_graph

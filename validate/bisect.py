@@ -132,7 +132,7 @@ def incomparable(bundle: DrafterSpec, checkpoint: DrafterSpec) -> str:
 def _fresh_module(bundle: Bundle, fresh: Fresh, *, is_wide: bool) -> Drafter:
     from draftrt.export.assemble import reference_module
     from draftrt.export.check import widened
-    from draftrt.export.drafter import EXTRA_OUTPUTS, SAMPLED_INPUTS
+    from draftrt.export.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
 
     fed = {tensor.name for tensor in bundle.graph("draft").signature.inputs}
     return reference_module(

@@ -134,7 +134,8 @@ def make_engine(
         ParityError: the graph differs from the module, or the drafter changed the output.
         DraftrtError: whatever a step raises.
     """
-    from draftrt.export.pipeline import ExportOptions, export_bundle
+    from draftrt.export.options import ExportOptions
+    from draftrt.export.pipeline import export_bundle
 
     check_request(options)
     made = EngineReport(bundle=out)
@@ -233,7 +234,8 @@ def _on_cpu(
     draft: Path, target: Path, out: Path, chosen: EngineOptions, report: Callable[[str], None]
 ) -> Iterator[Path]:
     """Give a bundle that ONNX Runtime's CPU kernels can run."""
-    from draftrt.export.pipeline import ExportOptions, export_bundle
+    from draftrt.export.options import ExportOptions
+    from draftrt.export.pipeline import export_bundle
 
     if chosen.precision is not Precision.BF16:
         yield out

@@ -20,7 +20,7 @@ from draftrt.spec import DrafterSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftrt.export.assemble import GraphTensor
+    from draftrt.export.graph_tensors import GraphTensor
 
 SORTABLE = 1 << 26  # values; more are not sorted just to describe a difference
 QUANTISED = 0.25  # a weight in int4 is off by 0.1 of its norm, another weight by more than 1
@@ -69,7 +69,7 @@ class Fresh:
 
     def contents(self) -> dict[str, Tensor]:
         """Return the weights by name in the graph's element types, rotary tables included."""
-        return {name: one.source.read().to(one.dtype) for name, one in self.tensors.items()}
+        return {name: one.read() for name, one in self.tensors.items()}
 
 
 def read_fresh(bundle: Bundle, draft: Path, target: Path | None) -> Fresh:
@@ -83,7 +83,7 @@ def read_fresh(bundle: Bundle, draft: Path, target: Path | None) -> Fresh:
     Raises:
         DraftrtError: checkpoint or target cannot be read, or do not fit.
     """
-    from draftrt.export.assemble import graph_tensors
+    from draftrt.export.graph_tensors import draft_tensors
     from draftrt.export.load import load_drafter
     from draftrt.export.reference import module_from_bundle
     from draftrt.export.target import read_target
@@ -95,7 +95,7 @@ def read_fresh(bundle: Bundle, draft: Path, target: Path | None) -> Fresh:
     loaded = load_drafter(
         draft, read_target(find_target(bundle, target)), sample_from_anchor=stated
     )
-    tensors = graph_tensors(loaded.spec, loaded.tensors, entry.precision, entry.max_context)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, entry.precision, entry.max_context)
     facts = fact_differences(spec, loaded.spec)
     held = {
         name: value.detach().float().numpy()
@@ -167,7 +167,7 @@ def _weight_differences(
         if name not in held:
             found.append(Difference(name=name, bundle="is missing", checkpoint="has it"))
             continue
-        want = tensor.source.read().to(tensor.dtype).float().numpy()
+        want = tensor.read().float().numpy()
         if is_quantised and _is_near(held[name], want):
             continue
         if not np.array_equal(held[name], want):

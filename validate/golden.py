@@ -129,14 +129,19 @@ def case_target(case: GoldenCase, folder: Path | None = None) -> Target:
     Raises:
         RecordError: tables are missing, or not those of the record.
     """
-    from draftrt.export.checkpoint import from_array
+    import torch
+
+    from draftrt.export.checkpoint import from_tensor
     from draftrt.export.load import load_drafter
     from draftrt.export.target import EMBED, HEAD, Target
     from draftrt.validate.record_tables import recorded_tables
 
     drafter = load_drafter(case.draft, None).spec
     names = {"embed_tokens": EMBED, "lm_head": HEAD}
-    tables = {names[name]: from_array(name, array) for name, array in case.tables.items()}
+    tables = {
+        names[name]: from_tensor(name, torch.from_numpy(array))
+        for name, array in case.tables.items()
+    }
     tables |= recorded_tables(case, folder)
     embedding = tables.get(EMBED)
     sources = dict.fromkeys(TargetSpec.__dataclass_fields__, "case.json")
@@ -162,8 +167,9 @@ def _check_graph(
     precision: Precision,
     report: Callable[[str], None],
 ) -> dict[str, Finding]:
-    from draftrt.export.drafter import EXTRA_OUTPUTS
-    from draftrt.export.pipeline import ExportOptions, write_draft_graph
+    from draftrt.export.draft_graph import write_draft_graph
+    from draftrt.export.options import ExportOptions
+    from draftrt.export.outputs import EXTRA_OUTPUTS
     from draftrt.runtime.drafter import Drafter
     from draftrt.runtime.ort import OrtSession
 

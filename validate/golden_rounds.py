@@ -56,10 +56,11 @@ def context_of(case: GoldenCase, spec: DrafterSpec) -> int:
 
 def module_drafter(loaded: LoadedDrafter, precision: Precision, context: int) -> Draft:
     """Return the PyTorch module of a checkpoint as something that drafts one sequence."""
-    from draftrt.export.assemble import graph_tensors, reference_module
-    from draftrt.export.drafter import EXTRA_OUTPUTS
+    from draftrt.export.assemble import reference_module
+    from draftrt.export.graph_tensors import draft_tensors
+    from draftrt.export.outputs import EXTRA_OUTPUTS
 
-    tensors = graph_tensors(loaded.spec, loaded.tensors, precision, context)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, precision, context)
     module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)
     return drafter_of(module, precision, context)
 

@@ -181,8 +181,9 @@ def _load(source: Source) -> tuple[LoadedDrafter, GoldenCase | None]:
 
 def _export(loaded: LoadedDrafter, folder: Path, precision: Precision, context: int) -> Bundle:
     """Write a bundle of the draft graph alone, with every output: no target, no tokenizer."""
-    from draftrt.export.drafter import EXTRA_OUTPUTS
-    from draftrt.export.pipeline import ExportOptions, write_draft_graph
+    from draftrt.export.draft_graph import write_draft_graph
+    from draftrt.export.options import ExportOptions
+    from draftrt.export.outputs import EXTRA_OUTPUTS
 
     assert loaded.target is not None
     options = ExportOptions(precision=precision, max_context=context, extra_outputs=EXTRA_OUTPUTS)

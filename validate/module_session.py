@@ -37,12 +37,13 @@ class ModuleSession(Closing):
             max_context: rows of the caches.
             watch: is shown the feeds and outputs of every call.
         """
-        from draftrt.export.assemble import graph_tensors, reference_module
-        from draftrt.export.drafter import EXTRA_OUTPUTS
+        from draftrt.export.assemble import reference_module
+        from draftrt.export.graph_tensors import draft_tensors
+        from draftrt.export.outputs import EXTRA_OUTPUTS
         from draftrt.export.signature import draft_signature
         from draftrt.runtime.backend import fed_signature
 
-        tensors = graph_tensors(loaded.spec, loaded.tensors, Precision.FP32, max_context)
+        tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, max_context)
         module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)
         self._rounds = ReferenceRounds(module, Precision.FP32, max_context)
         self._signature = draft_signature(loaded.spec, Precision.FP32, max_context, EXTRA_OUTPUTS)

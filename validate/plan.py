@@ -12,13 +12,13 @@ from draftrt.engines.memory import GraphMemory, bundle_memory, graph_memory, num
 from draftrt.errors import SpecError, UnsupportedError
 from draftrt.export.checkpoint import read_headers
 from draftrt.export.decoder_config import read_decoder
-from draftrt.export.draft_graph import place_draft
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.options import ExportOptions, max_context
 from draftrt.export.pipeline import TOKENIZER_FILES, check_quantised
+from draftrt.export.placing import place_draft, place_target
 from draftrt.export.signature import draft_signature
 from draftrt.export.target import Target, read_target
-from draftrt.export.target_graph import place_target, target_signature
+from draftrt.export.target_graph import target_signature
 from draftrt.export.weight_files import PlacedWeights, WeightFiles
 from draftrt.export.weight_slices import is_read_whole
 from draftrt.runtime.advice import modelled_costs

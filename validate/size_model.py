@@ -62,10 +62,10 @@ def _check_bytes(weights: PlacedWeights, memory: GraphMemory) -> int:
         and name not in TABLES
         and ((match := WEIGHT.match(name)) is None or match[2] == "0")
     }
-    wide = {name: num_bytes(t) // t.dtype.itemsize * 4 for name, t in held.items()}
+    wide = {name: num_bytes(t) // t.itemsize * 4 for name, t in held.items()}
     widest = max(
         2 * max(size for name, size in wide.items() if WEIGHT.match(name)), max(wide.values())
     )
-    is_wide = all(tensor.dtype.itemsize == 4 for tensor in held.values())
+    is_wide = all(tensor.itemsize == 4 for tensor in held.values())
     caches = memory.caches // max(1, len(layers)) * (1 if is_wide else 2)
     return sum(map(num_bytes, held.values())) + (0 if is_wide else widest) + 3 * caches

@@ -137,7 +137,8 @@ def _exported(
     draft: Path, target: Path, target_port: str, report: Callable[[str], None]
 ) -> Iterator[tuple[Pair, int]]:
     """Give the pair, loaded from a bundle that is gone at the end, and its block size."""
-    from draftrt.export.pipeline import ExportOptions, export_bundle
+    from draftrt.export.options import ExportOptions
+    from draftrt.export.pipeline import export_bundle
     from draftrt.runtime.load import load
 
     is_graph = target_port == "graph"

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from draftrt.bundle import Bundle
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
 from draftrt.export.reference import module_from_bundle
 from draftrt.quantization import parse_quantization
 from draftrt.runtime.load import load

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from draftrt.bundle import Bundle, sha256_of
 from draftrt.cli import group
 from draftrt.errors import BundleError, ExportError
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
 from draftrt.runtime.load import open_graph
 from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
@@ -170,8 +171,8 @@ def test_a_link_across_file_systems_is_refused_and_nothing_left(
 
 def sampled(folder: Path, tamper: Callable[[Path], None] | None = None) -> list[str]:
     """Check the copied draft graph by samples, after a fault is planted in it."""
-    from draftrt.export.assemble import graph_tensors
     from draftrt.export.check_sampled import check_draft_sampled
+    from draftrt.export.graph_tensors import draft_tensors
     from draftrt.export.load import load_drafter
     from draftrt.export.target import read_target
 
@@ -182,7 +183,7 @@ def sampled(folder: Path, tamper: Callable[[Path], None] | None = None) -> list[
     shutil.copytree(folder / "copied", path)
     if tamper is not None:
         tamper(path)
-    tensors = graph_tensors(loaded.spec, loaded.tensors, entry.precision, CONTEXT)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, entry.precision, CONTEXT)
     file = path / entry.file
     lines = check_draft_sampled(
         file, loaded.spec, tensors, entry.signature, entry.precision, CONTEXT
@@ -266,8 +267,8 @@ def test_a_target_is_checked_by_samples_and_its_features_by_their_places(folder:
 
     from draftrt.export.check_target import check_target_sampled
     from draftrt.export.decoder_config import read_decoder
+    from draftrt.export.graph_tensors import target_tensors
     from draftrt.export.target import read_target
-    from draftrt.export.target_graph import target_tensors
 
     path = folder / "copied" / "target.onnx"
     bundle = Bundle.open(folder / "copied")

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
 from draftrt.runtime.load import load
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Pair

@@ -12,8 +12,8 @@ import pytest
 
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError, FeedError
-from draftrt.export.ops import Profile
-from draftrt.export.pipeline import ExportOptions
+from draftrt.export.options import ExportOptions
+from draftrt.export.profile import Profile
 from draftrt.export.signature import round_feeds
 from draftrt.runtime.drafter import Drafter
 from draftrt.runtime.graph_target import GraphTarget

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from draftrt.export.assemble import graph_tensors
 from draftrt.export.decoder import Decoder
 from draftrt.export.decoder_config import read_decoder
+from draftrt.export.graph_tensors import draft_tensors, target_tensors
 from draftrt.export.load import load_drafter
 from draftrt.export.target import Target, read_target
-from draftrt.export.target_graph import target_tensors
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.doctor_recording import Text, with_states
 from draftrt.validate.doctor_replay import Replay, build_module, widened
@@ -78,7 +77,7 @@ def trained_pair(assets: Path, name: str, prompts: list[str], num_new: int) -> R
     folder = assets / "tiny-target"
     target = read_target(folder)
     loaded = load_drafter(assets / name, target)
-    tensors = graph_tensors(loaded.spec, loaded.tensors, Precision.FP32, ROWS)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, ROWS)
     layers = tuple(range(-1, target.spec.num_layers))
     decoder = read_decoder(target)
     contents = target_tensors(decoder, folder, Precision.FP32, ROWS)
@@ -129,7 +128,7 @@ def own_drafts(
     """
     loaded = load_drafter(folder, target)
     spec = loaded.spec
-    tensors = graph_tensors(spec, loaded.tensors, Precision.FP32, ROWS)
+    tensors = draft_tensors(spec, loaded.tensors, Precision.FP32, ROWS)
     weights = widened({key: one.source.read() for key, one in tensors.items()})
     truth = wrong or as_it_is(spec)
     module = build_module(truth, weights, ROWS)

@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 
 from draftrt.bundle import Bundle, hash_files, read_manifest, write_manifest
 from draftrt.cli import group
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
 from draftrt.export.reference import module_from_bundle
 from draftrt.spec import Precision
 from draftrt.validate.bisect_graph import Graph

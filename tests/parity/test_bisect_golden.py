@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.export.assemble import graph_tensors, reference_module
+from draftrt.export.assemble import reference_module
 from draftrt.export.draft_graph import write_draft_graph
+from draftrt.export.graph_tensors import draft_tensors
 from draftrt.export.load import load_drafter
-from draftrt.export.ops import Profile
 from draftrt.export.options import ExportOptions
+from draftrt.export.profile import Profile
 from draftrt.spec import Precision
 from draftrt.validate.bisect_graph import Graph
 from draftrt.validate.bisect_run import reference_rounds
@@ -36,7 +37,7 @@ def check(folder: Path, name: str, precision: Precision, profile: Profile) -> No
     loaded = load_drafter(case.draft, case_target(case))
     options = ExportOptions(precision=precision, max_context=ROWS, profile=profile)
     entry = write_draft_graph(loaded, folder, options, lambda line: None)
-    tensors = graph_tensors(loaded.spec, loaded.tensors, precision, ROWS)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, precision, ROWS)
     module = reference_module(loaded.spec, tensors)
     room = ROWS - loaded.spec.block_size
     plan = [(0, 5), (5, 1), (6, 3), (9, room - 9)]

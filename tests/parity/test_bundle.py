@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 from draftrt.bundle import PlanEntry, hash_files, read_manifest, write_manifest
 from draftrt.cli import group
 from draftrt.errors import ParityError
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
 from draftrt.spec import Precision
 from draftrt.validate.engine import check_opens
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from draftrt.bundle import Bundle
-from draftrt.export.ops import Profile
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
+from draftrt.export.profile import Profile
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.options import DecodeOptions

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from draftrt.export.assemble import graph_tensors, reference_module
+from draftrt.export.assemble import reference_module
 from draftrt.export.choices import MARKOV_TYPES, ROPE_TYPES
-from draftrt.export.drafter import EXTRA_OUTPUTS
 from draftrt.export.families import BACKBONES, FAMILIES
+from draftrt.export.graph_tensors import draft_tensors
 from draftrt.export.load import load_drafter
+from draftrt.export.outputs import EXTRA_OUTPUTS
 from draftrt.export.shapes import HEADS, LAYERS
 from draftrt.export.target import Target
 from draftrt.spec import Precision
@@ -54,7 +55,7 @@ def test_a_drafter_computes_what_the_slow_one_does(
     case = make_case(row, tmp_path / "draft", toy_target, toy_tables)
     loaded = load_drafter(case.folder, case.target)
     assert loaded.spec.num_draft_tokens == case.num_drafts
-    tensors = graph_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
     module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)
     fast = ReferenceRounds(module, Precision.FP32, CONTEXT)
     compare_rounds(case, fast.run, seed=len(row[0]))

@@ -11,10 +11,11 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.export.drafter import EXTRA_OUTPUTS
+from draftrt.export.draft_graph import write_draft_graph
 from draftrt.export.load import load_drafter
-from draftrt.export.ops import Profile
-from draftrt.export.pipeline import ExportOptions, write_draft_graph
+from draftrt.export.options import ExportOptions
+from draftrt.export.outputs import EXTRA_OUTPUTS
+from draftrt.export.profile import Profile
 from draftrt.export.target import Target
 from tests.parity.family_checkpoints import make_case
 from tests.parity.family_rounds import compare_rounds

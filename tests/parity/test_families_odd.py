@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.export.assemble import graph_tensors, reference_module
-from draftrt.export.drafter import EXTRA_OUTPUTS
+from draftrt.export.assemble import reference_module
+from draftrt.export.graph_tensors import draft_tensors
 from draftrt.export.load import load_drafter
+from draftrt.export.outputs import EXTRA_OUTPUTS
 from draftrt.export.target import read_target
 from draftrt.spec import Precision
 from draftrt.validate.reference import ReferenceRounds
@@ -193,6 +194,6 @@ def make(row: Odd, folder: Path) -> Case:
 def test_an_odd_drafter_computes_what_the_slow_one_does(row: Odd, tmp_path: Path) -> None:
     case = make(row, tmp_path)
     loaded = load_drafter(case.folder, case.target)
-    tensors = graph_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
     module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)
     compare_rounds(case, ReferenceRounds(module, Precision.FP32, CONTEXT).run, seed=1)

@@ -15,7 +15,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from draftrt.bundle import Bundle
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
 from draftrt.runtime.drafter import Drafter
 from draftrt.runtime.load import open_graph
 from draftrt.validate.toy_tokenizer import write_tokenizer

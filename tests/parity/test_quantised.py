@@ -102,13 +102,13 @@ def test_onnxruntime_multiplies_with_the_codes_and_looks_rows_up_in_them(
 def test_codes_that_are_not_the_checkpoints_are_found(
     mixed: Path, tmp_path: Path, name: str
 ) -> None:
-    from draftrt.export.assemble import graph_tensors
+    from draftrt.export.graph_tensors import draft_tensors
     from draftrt.export.initialisers import check_channels, read_initialisers
     from draftrt.export.load import load_drafter
     from draftrt.export.target import read_target
 
     loaded = load_drafter(ASSETS / "tiny-dspark", read_target(ASSETS / "tiny-target"))
-    tensors = graph_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
     assert check_channels(mixed / "draft.onnx", tensors) == LINEARS + 2
     copy = tmp_path / "copy"
     shutil.copytree(mixed, copy)
@@ -124,13 +124,14 @@ def test_codes_that_are_not_the_checkpoints_are_found(
 def test_logits_stay_near_those_of_the_weights_before(mixed: Path) -> None:
     import torch
 
-    from draftrt.export.assemble import graph_tensors, reference_module
+    from draftrt.export.assemble import reference_module
+    from draftrt.export.graph_tensors import draft_tensors
     from draftrt.export.load import load_drafter
     from draftrt.export.signature import round_feeds
     from draftrt.export.target import read_target
 
     loaded = load_drafter(ASSETS / "tiny-dspark", read_target(ASSETS / "tiny-target"))
-    tensors = graph_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
     module = reference_module(loaded.spec, tensors, extra_outputs=("base_logits",))
     entry = Bundle.open(mixed).graph()
     session = ort.InferenceSession(str(mixed / entry.file), providers=["CPUExecutionProvider"])

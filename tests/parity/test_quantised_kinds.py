@@ -64,8 +64,9 @@ def optimised(path: Path, tmp_path: Path) -> list[Any]:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_kind_of_drafter_agrees_with_its_own_integers(name: str, tmp_path: Path) -> None:
+    from draftrt.export.draft_graph import write_draft_graph
     from draftrt.export.load import load_drafter
-    from draftrt.export.pipeline import ExportOptions, write_draft_graph
+    from draftrt.export.options import ExportOptions
     from draftrt.validate.golden import case_target
     from draftrt.validate.records import read_case
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from draftrt.export import check_sampled
-from draftrt.export.ops import Profile
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
+from draftrt.export.profile import Profile
 from draftrt.spec import Precision
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
 

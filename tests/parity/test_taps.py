@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from draftrt.export.draft_graph import write_draft_graph
-from draftrt.export.drafter import EXTRA_OUTPUTS
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.options import ExportOptions
+from draftrt.export.outputs import EXTRA_OUTPUTS
 from draftrt.export.signature import round_feeds
 from draftrt.validate.golden import case_target
 from draftrt.validate.records import read_case

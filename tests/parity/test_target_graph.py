@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from draftrt.bundle import Bundle
 from draftrt.cli import group
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
 from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.quantization import parse_quantization, part_of
 from draftrt.runtime.decode import Decoder

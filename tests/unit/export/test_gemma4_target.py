@@ -15,9 +15,10 @@ from draftrt.errors import DraftrtError
 from draftrt.export.check_target import check_target_sampled
 from draftrt.export.decoder import Decoder
 from draftrt.export.decoder_config import read_decoder
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.graph_tensors import target_tensors
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
 from draftrt.export.target import read_target
-from draftrt.export.target_graph import target_tensors
 from draftrt.spec import DecoderSpec, Precision
 from draftrt.validate.toy_tokenizer import NUM_TOKENS, write_tokenizer
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from draftrt.errors import ExportError
 from draftrt.export.layers import plan_layers
-from draftrt.export.ops import Profile
+from draftrt.export.profile import Profile
 from draftrt.export.trace import trace
 from draftrt.signature import DimRange, Signature, TensorSpec
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from draftrt.export import quantized_file
-from draftrt.export.assemble import GraphTensor
 from draftrt.export.checkpoint import TensorRef, from_tensor
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.export.quantized_file import QuantizedRef, write_quantized
 from draftrt.export.quantized_graph import QuantizedUse
@@ -33,7 +33,7 @@ def written(path: Path, use: QuantizedUse) -> QuantizedRef:
     rows, width = use.tensor.shape
     blocks = width // (32 if width % 32 == 0 else 16)
     shape = (rows,) if use.scheme is not Scheme.INT4 else (blocks, rows)
-    dtype = str(use.tensor.dtype).removeprefix("torch.")
+    dtype = use.tensor.dtype
     assert size == (-(-rows * width // 2) if use.scheme is Scheme.INT4 else rows * width)
     return QuantizedRef(
         "w",
@@ -59,7 +59,9 @@ def test_what_is_written_in_slices_is_read_back(
 ) -> None:
     monkeypatch.setattr(quantized_file, "SLICE_ELEMENTS", 80 * 10)
     weight = torch.randn(rows, 80)
-    tensor = GraphTensor("w", (rows, 80), dtype, from_tensor("w", weight))
+    tensor = GraphTensor(
+        "w", (rows, 80), str(dtype).removeprefix("torch."), from_tensor("w", weight)
+    )
     ref = written(tmp_path / "data", QuantizedUse("w", tensor, scheme, is_product=True))
     exact = dequantize(*quantize_rows("w", weight, scheme, dtype))
     assert torch.equal(ref.exact().read(), exact)
@@ -72,7 +74,7 @@ def test_what_is_written_in_slices_is_read_back(
 def test_a_table_stays_in_its_own_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized_file, "SLICE_ELEMENTS", 300)
     weight = torch.randn(50, 24)
-    tensor = GraphTensor("w", (50, 24), torch.float32, from_tensor("w", weight))
+    tensor = GraphTensor("w", (50, 24), "float32", from_tensor("w", weight))
     ref = written(tmp_path / "data", QuantizedUse("w", tensor, Scheme.INT8, is_product=False))
     codes, scales = quantize_rows("w", weight, Scheme.INT8, torch.float32)
     raw = np.fromfile(tmp_path / "data", np.int8)[ref.offset : ref.offset + 50 * 24]
@@ -84,7 +86,7 @@ def test_a_table_stays_in_its_own_order(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_int4_codes_lie_input_by_input_two_to_a_byte(tmp_path: Path) -> None:
     weight = torch.randn(6, 32)
-    tensor = GraphTensor("w", (6, 32), torch.float32, from_tensor("w", weight))
+    tensor = GraphTensor("w", (6, 32), "float32", from_tensor("w", weight))
     ref = written(tmp_path / "data", QuantizedUse("w", tensor, Scheme.INT4, is_product=True))
     codes, _ = quantize_rows("w", weight, Scheme.INT4, torch.float32)
     raw = (tmp_path / "data").read_bytes()[ref.offset : ref.offset + 96]

@@ -15,9 +15,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from draftrt.export.assemble import empty_caches, graph_tensors, reference_module
-from draftrt.export.drafter import EXTRA_OUTPUTS
+from draftrt.export.assemble import empty_caches, reference_module
+from draftrt.export.graph_tensors import draft_tensors
 from draftrt.export.load import LoadedDrafter, load_drafter
+from draftrt.export.outputs import EXTRA_OUTPUTS
 from draftrt.export.signature import round_feeds
 from draftrt.export.target import Target
 from draftrt.spec import DrafterSpec, Precision
@@ -32,7 +33,7 @@ ROWS = {**TENSOR_ROWS, **CONFIG_ROWS}
 
 def rounds_of(loaded: LoadedDrafter) -> list[dict[str, NDArray[Any]]]:
     """Outputs of three rounds with fixed features."""
-    tensors = graph_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
     module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)
     caches = empty_caches(loaded.spec, Precision.FP32, CONTEXT)
     rng, length, rounds = np.random.default_rng(3), 0, []

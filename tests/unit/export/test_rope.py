@@ -18,7 +18,7 @@ from draftrt.export import ops, rope
 from draftrt.export.choices import ROPE_TYPES
 from draftrt.export.config_rope import read_rope
 from draftrt.export.facts import Facts
-from draftrt.export.ops import Profile
+from draftrt.export.profile import Profile
 from draftrt.export.weights import register
 from draftrt.spec import RopeSpec
 from tests.parity.slow_rope import SlowRope

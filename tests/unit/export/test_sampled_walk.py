@@ -11,11 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftrt.export.assemble import empty_caches, graph_tensors, reference_module
+from draftrt.export.assemble import empty_caches, reference_module
 from draftrt.export.check import _sampled_difference
-from draftrt.export.drafter import EXTRA_OUTPUTS, SAMPLED_OUTPUTS, Drafter
+from draftrt.export.draft_graph import write_draft_graph
+from draftrt.export.drafter import Drafter
+from draftrt.export.graph_tensors import draft_tensors
 from draftrt.export.load import load_drafter
-from draftrt.export.pipeline import ExportOptions, write_draft_graph
+from draftrt.export.options import ExportOptions
+from draftrt.export.outputs import EXTRA_OUTPUTS, SAMPLED_OUTPUTS
 from draftrt.export.signature import draft_signature, round_feeds
 from draftrt.export.target import Target
 from draftrt.spec import Precision, VocabMap
@@ -40,7 +43,7 @@ class Walker:
     def __init__(self, folder: Path, toy: ToyDrafter, target: Target) -> None:
         self.loaded = load_drafter(write_drafter(folder, toy), target)
         self.spec = self.loaded.spec
-        tensors = graph_tensors(self.spec, self.loaded.tensors, Precision.FP32, CONTEXT)
+        tensors = draft_tensors(self.spec, self.loaded.tensors, Precision.FP32, CONTEXT)
         self.greedy, self.sampled = (
             reference_module(self.spec, tensors, extra_outputs=EXTRA_OUTPUTS, is_sampled=sampled)
             for sampled in (False, True)

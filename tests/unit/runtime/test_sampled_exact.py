@@ -54,7 +54,8 @@ class Drawn:
     """
 
     def __init__(self, folder: Path, name: str, num_draws: int) -> None:
-        from draftrt.export.assemble import empty_caches, graph_tensors, reference_module
+        from draftrt.export.assemble import empty_caches, reference_module
+        from draftrt.export.graph_tensors import draft_tensors
         from draftrt.export.load import load_drafter
         from draftrt.export.signature import round_feeds
         from draftrt.export.target import read_target
@@ -66,7 +67,7 @@ class Drawn:
         target = read_target(write_target(folder / "target"))
         self.loaded = load_drafter(write_drafter(folder / "draft", drafter), target)
         spec = self.loaded.spec
-        tensors = graph_tensors(spec, self.loaded.tensors, Precision.FP32, 32)
+        tensors = draft_tensors(spec, self.loaded.tensors, Precision.FP32, 32)
         module = reference_module(spec, tensors, is_sampled=True)
         self.rng = np.random.default_rng(17)
         self.feeds = round_feeds(spec, self.rng, new_rows=4, context_length=0, walk="greedy")
@@ -155,7 +156,8 @@ def test_a_misstated_temperature_would_be_seen(tmp_path: Path) -> None:
 def test_the_exported_graph_draws_what_the_module_draws(name: str, tmp_path: Path) -> None:
     """The same noise gives the same drafts and the same q on ONNX Runtime, 500 times."""
     pytest.importorskip("onnxruntime")
-    from draftrt.export.pipeline import ExportOptions, write_draft_graph
+    from draftrt.export.draft_graph import write_draft_graph
+    from draftrt.export.options import ExportOptions
     from draftrt.runtime.ort import OrtSession
 
     drawn = Drawn(tmp_path, name, 500)

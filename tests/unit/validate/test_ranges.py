@@ -33,9 +33,10 @@ def pair(name: str) -> Any:
 
 def module_of(loaded: Any, precision: Precision, changed: str = "", factor: float = 1.0) -> Any:
     """The drafter in eager PyTorch; one of its weights may be scaled."""
-    from draftrt.export.assemble import graph_tensors, reference_module
+    from draftrt.export.assemble import reference_module
+    from draftrt.export.graph_tensors import draft_tensors
 
-    tensors = graph_tensors(loaded.spec, loaded.tensors, precision, CONTEXT)
+    tensors = draft_tensors(loaded.spec, loaded.tensors, precision, CONTEXT)
     module = reference_module(loaded.spec, tensors)
     if changed:
         weight = module.get_parameter(changed)

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 
 from draftrt.bundle import read_manifest
 from draftrt.cli import group
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
 from draftrt.runtime.bench import Summary
 from draftrt.runtime.bench_report import Report as BenchReport
 from draftrt.runtime.machine import Machine

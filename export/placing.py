@@ -1,0 +1,44 @@
+"""Where the weights of a bundle's graphs lie, decided before PyTorch is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftrt.export.graph_tensors import draft_tensors, target_tensors
+from draftrt.export.load import LoadedDrafter
+from draftrt.export.options import ExportOptions
+from draftrt.export.quantized_graph import check_quantization
+from draftrt.export.weight_files import PlacedWeights, WeightFiles
+from draftrt.quantization import DRAFT, TARGET
+from draftrt.spec import DecoderSpec
+
+DRAFT_FILE, TARGET_FILE = "draft.onnx", "target.onnx"
+
+
+def place_draft(
+    loaded: LoadedDrafter, options: ExportOptions, context: int, files: WeightFiles
+) -> PlacedWeights:
+    """Decide where the weights of the draft graph lie, and begin to copy them.
+
+    Raises:
+        UnsupportedError: a part cannot be quantised as asked.
+    """
+    tensors = draft_tensors(loaded.spec, loaded.tensors, options.precision, context)
+    quantization = options.quantization.get(DRAFT, {})
+    check_quantization(tensors, quantization, options.profile.opset)
+    return files.place(f"{DRAFT_FILE}.data", tensors, quantization)
+
+
+def place_target(
+    spec: DecoderSpec, checkpoint: Path, options: ExportOptions, context: int, files: WeightFiles
+) -> PlacedWeights:
+    """Decide where the weights of the target graph lie, and begin to copy them.
+
+    Raises:
+        CheckpointError: tensors missing, left over or of another shape; all at once.
+        UnsupportedError: a part cannot be quantised as asked.
+    """
+    tensors = target_tensors(spec, checkpoint, options.precision, context)
+    quantization = options.quantization.get(TARGET, {})
+    check_quantization(tensors, quantization, options.profile.opset)
+    return files.place(f"{TARGET_FILE}.data", tensors, quantization)
