@@ -91,8 +91,8 @@ def collect(findings: Sequence[DraftrtError]) -> None:
     if len(findings) == 1:
         raise findings[0]
     lines = [f"{len(findings)} problems found:"]
-    lines += [
-        f"  {number}. {finding.message}" + (f"\n     Hint: {finding.hint}" if finding.hint else "")
-        for number, finding in enumerate(findings, start=1)
-    ]
+    for number, finding in enumerate(findings, start=1):
+        lines.append(f"  {number}. " + finding.message.replace("\n", "\n     "))
+        if finding.hint:
+            lines.append(f"     Hint: {finding.hint}")
     raise type(findings[0])("\n".join(lines))

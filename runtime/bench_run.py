@@ -12,7 +12,7 @@ from draftrt import __version__
 from draftrt.bundle import Bundle
 from draftrt.runtime.bench import Own, System, compare
 from draftrt.runtime.bench_costs import measure_costs
-from draftrt.runtime.bench_prompts import read_prompts
+from draftrt.runtime.bench_prompts import read_prompts, room_problem
 from draftrt.runtime.bench_report import Report
 from draftrt.runtime.bench_rivals import load_rivals
 from draftrt.runtime.graph_target import GraphTarget
@@ -70,7 +70,8 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
         report: takes progress, a line at a time.
 
     Raises:
-        DraftrtError: as `draftrt.runtime.load.load`; FeedError where prompt and tokens do not fit.
+        DraftrtError: as `draftrt.runtime.load.load`; FeedError where a prompt and its tokens do
+            not fit, before anything runs.
     """
     bundle = Bundle.open(settings.bundle)
     spec = bundle.drafter()
@@ -84,13 +85,15 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
         device=settings.device,
         threads=settings.threads,
     ) as pair:
+        prompts = [pair.encode(text) for text in texts]
+        if (problem := room_problem(pair.decoder, texts, prompts, settings.max_tokens)) is not None:
+            raise problem
         costs = measure_costs(pair, report)
         if settings.calibrate:
             write_costs(settings.bundle, pair.runs_as, costs[0])
             report(f"kept in the bundle: costs of {pair.runs_as}")
         options = DecodeOptions(schedule=settings.schedule)
         own = [Own(pair, options, speculate=speculate) for speculate in (False, True)]
-        prompts = [pair.encode(text) for text in texts]
         for one in own:
             one.decode(prompts[0], settings.max_tokens)
         peak, (rivals, notes) = peak_memory_bytes(), _rivals(bundle, settings)

@@ -88,6 +88,24 @@ class Decoder:
         """Prompt and text of the present sequence; empty before the first."""
         return self._committed.token_ids if self._committed else ()
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that fit, prompt and text together."""
+        if self.drafter is None:
+            return self.target.max_context + 1
+        # The last round starts, at the latest, with one token missing. Its anchor is the token
+        # before, and from the anchor's row on there must be a block in one cache and the rows to
+        # verify in the other.
+        verified = self.target.max_context - self.drafter.spec.num_draft_tokens
+        return min(verified, self.drafter.capacity - self.drafter.spec.block_size + 1) + 1
+
+    @property
+    def held(self) -> str:
+        """What the caches hold, in words."""
+        held = f"the caches hold target {self.target.max_context} rows"
+        held += f", drafter {self.drafter.capacity} rows" if self.drafter else ""
+        return f"{held}, the last block included"
+
     def decode(
         self, prompt_ids: Sequence[int], options: DecodeOptions
     ) -> Generator[Round, None, None]:
@@ -120,26 +138,16 @@ class Decoder:
 
     def _limit(self, num_committed: int, options: DecodeOptions) -> int:
         """Return how many new tokens are wanted, after checking that they fit."""
-        rooms = [self.target.max_context]
         if self.drafter is not None:
             check_confidence(self.drafter.spec, options)
             check_proposal(self.drafter, options)
             self._check_schedule(options)
-            # The last round starts, at the latest, with one token missing. Its anchor is the token
-            # before, and from the anchor's row on there must be a block in one cache and the rows
-            # to verify in the other.
-            rooms = [
-                self.target.max_context - self.drafter.spec.num_draft_tokens,
-                self.drafter.capacity - self.drafter.spec.block_size + 1,
-            ]
-        most = max(min(rooms) - num_committed + 1, 0)
+        most = max(self.most_tokens - num_committed, 0)
         wanted = options.max_tokens or max(most, 1)
         if wanted > most:
-            held = f"target {self.target.max_context} rows"
-            held += f", drafter {self.drafter.capacity} rows" if self.drafter else ""
             raise FeedError(
                 f"got {num_committed} tokens and {wanted} wanted behind them, expected at "
-                f"most {most} more: the caches hold {held}, the last block included",
+                f"most {most} more: {self.held}",
                 hint=f"{'ask for fewer tokens' if most else 'shorten the prompt'}, or export "
                 "with a larger --max-context",
             )

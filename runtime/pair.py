@@ -77,6 +77,7 @@ class Pair(Closing):
     Attributes:
         target: the target.
         drafter: the drafter; None for a target exported alone, which decodes plainly.
+        decoder: the loop with both.
         tokenizer_dir: folder of the tokenizer and its chat template.
         stop_ids: the target's own end-of-text ids.
         runs_as: what runs it, in words; the name under which the bundle keeps `costs`.
@@ -100,7 +101,7 @@ class Pair(Closing):
         self.costs = costs
         self.tokenizer_dir = tokenizer_dir
         self._tokenizer = load_tokenizer(tokenizer_dir)
-        self._speculative = Decoder(target, drafter, costs)
+        self.decoder = Decoder(target, drafter, costs)
         self._plain = Decoder(target)
 
     def encode(
@@ -141,7 +142,7 @@ class Pair(Closing):
         options = options or DecodeOptions()
         if options.stop_ids is None:
             options = replace(options, stop_ids=self.stop_ids)
-        return (self._speculative if speculate else self._plain).decode(prompt_ids, options)
+        return (self.decoder if speculate else self._plain).decode(prompt_ids, options)
 
     def stream(
         self,

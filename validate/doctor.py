@@ -16,7 +16,7 @@ from pathlib import Path
 from draftrt.bundle import Bundle
 from draftrt.runtime.bench_prompts import read_prompts
 from draftrt.runtime.load import load
-from draftrt.validate.doctor_forms import FormResult, compare_forms, encode_all
+from draftrt.validate.doctor_forms import FormResult, compare_forms, encode_forms
 from draftrt.validate.doctor_fresh import fresh_suspects
 from draftrt.validate.doctor_recording import (
     Text,
@@ -154,17 +154,22 @@ def examine(
         fresh = read_fresh(bundle, options.draft, options.target)
     folder = None if "target" in bundle.manifest.graphs else options.target
     with load(bundle.path, target=folder) as pair:
-        texts = decode_texts(
-            pair, encode_all(pair, lines, options.is_chat), options.max_tokens, report
+        encoded = encode_forms(
+            pair,
+            lines,
+            options.max_tokens,
+            is_chat=options.is_chat,
+            with_others=options.with_forms,
         )
+        own_form, *others = encoded
+        texts = decode_texts(pair, encoded[own_form], options.max_tokens, report)
         forms = []
-        if options.with_forms:
+        if others:
             report("other forms of the prompts ...")
             forms = compare_forms(
                 pair,
-                lines,
+                {form: encoded[form] for form in others},
                 [[count + 1 for count in text.accepted] for text in texts],
-                is_chat=options.is_chat,
                 max_tokens=options.max_tokens,
                 false_alarms=FALSE_ALARMS,
             )

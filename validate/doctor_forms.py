@@ -6,11 +6,12 @@ by prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftrt.errors import BundleError
+from draftrt.errors import BundleError, collect
+from draftrt.runtime.bench_prompts import room_problem
 from draftrt.runtime.chat import load_template
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Pair
@@ -38,21 +39,37 @@ class FormResult:
     is_better: bool
 
 
-def encode_all(pair: Pair, prompts: Sequence[str], is_chat: bool) -> list[tuple[int, ...]]:
-    """Return the ids of prompts, as they are or through the chat template.
+def encode_forms(
+    pair: Pair, prompts: Sequence[str], max_tokens: int, *, is_chat: bool, with_others: bool
+) -> dict[str, list[tuple[int, ...]]]:
+    """Return the ids of prompts in the form in use and, if wanted, in the others behind it.
+
+    Args:
+        pair: the loaded bundle.
+        prompts: texts.
+        max_tokens: new tokens wanted behind each.
+        is_chat: whether the form in use is the chat template.
+        with_others: whether the other forms are wanted.
 
     Raises:
-        BundleError: the target has no chat template.
+        BundleError: the target has no chat template, or it refuses a prompt.
+        FeedError: prompts do not fit; names all of them, form by form.
     """
-    return [_encode(pair, prompt, CHAT if is_chat else PLAIN) for prompt in prompts]
+    used = CHAT if is_chat else PLAIN
+    others = [form for form in forms_of(pair) if form != used] if with_others else []
+    encoded = {form: [_encode(pair, one, form) for one in prompts] for form in (used, *others)}
+    problems = (
+        room_problem(pair.decoder, prompts, ids, max_tokens, form) for form, ids in encoded.items()
+    )
+    collect([problem for problem in problems if problem is not None])
+    return encoded
 
 
 def compare_forms(
     pair: Pair,
-    prompts: Sequence[str],
+    others: Mapping[str, Sequence[Sequence[int]]],
     own: Sequence[Sequence[int]],
     *,
-    is_chat: bool,
     max_tokens: int,
     false_alarms: float,
 ) -> list[FormResult]:
@@ -60,17 +77,14 @@ def compare_forms(
 
     Args:
         pair: the loaded bundle.
-        prompts: texts.
+        others: form to the ids of the prompts.
         own: acceptance length of each round in the form in use, prompt by prompt.
-        is_chat: whether that form is the chat template.
         max_tokens: new tokens of each prompt.
         false_alarms: probability of naming a form wrongly.
     """
-    used = CHAT if is_chat else PLAIN
-    others = [form for form in forms_of(pair) if form != used]
     found = []
-    for form in others:
-        lengths = [_lengths(pair, prompt, form, max_tokens) for prompt in prompts]
+    for form, prompts in others.items():
+        lengths = [_lengths(pair, prompt, max_tokens) for prompt in prompts]
         both = [(a, b) for a, b in zip(own, lengths, strict=True) if a and b]
         gain = estimate([[sum(b) / len(b) - sum(a) / len(a)] for a, b in both])
         level = false_alarms / len(others)
@@ -97,7 +111,7 @@ def _encode(pair: Pair, prompt: str, form: str) -> tuple[int, ...]:
     return pair.encode([{"role": "user", "content": prompt}], variables)
 
 
-def _lengths(pair: Pair, prompt: str, form: str, max_tokens: int) -> list[int]:
+def _lengths(pair: Pair, prompt: Sequence[int], max_tokens: int) -> list[int]:
     """Return the acceptance length of every drafted round of a prompt."""
-    rounds = pair.rounds(_encode(pair, prompt, form), DecodeOptions(max_tokens=max_tokens))
+    rounds = pair.rounds(prompt, DecodeOptions(max_tokens=max_tokens))
     return [one.num_accepted + 1 for one in rounds if one.draft_ids]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.bundle import Bundle
-from draftrt.errors import FeedError
+from draftrt.runtime.bench_prompts import length_problem
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import open_graph
 from draftrt.runtime.target import TargetRows
@@ -38,15 +38,15 @@ def real_rounds(bundle: Bundle, prompts: Sequence[str], num_rounds: int) -> Iter
     drafts = bundle.drafter().num_draft_tokens
     wanted = list(islice(cycle((1, 1 + drafts // 2, 1 + drafts)), num_rounds - 1))
     tokenizer = load_tokenizer(bundle.file("tokenizer"))
+    ids = [np.array(tokenizer.encode(prompt).ids, np.int64) for prompt in prompts]
+    _check_room(bundle, prompts, ids, sum(wanted))
     with open_graph(bundle, "target") as session:
         target = GraphTarget(session, bundle.graph("target").max_context)
-        for prompt in prompts:
+        for prompt_ids in ids:
             target.rollback(0)
-            ids = np.array(tokenizer.encode(prompt).ids, np.int64)
-            _check_room(bundle, prompt, len(ids), sum(wanted))
-            rows = target.prefill(ids)
-            yield _feeds(bundle, len(ids), 0) | _real(rows, rows.features)
-            length = len(ids)
+            rows = target.prefill(prompt_ids)
+            length = len(prompt_ids)
+            yield _feeds(bundle, length, 0) | _real(rows, rows.features)
             for count in wanted:
                 parts = []
                 for _ in range(count):
@@ -81,11 +81,11 @@ def _feeds(bundle: Bundle, new_rows: int, context_length: int) -> Feeds:
     )
 
 
-def _check_room(bundle: Bundle, prompt: str, length: int, later: int) -> None:
-    room = bundle.graph("draft").max_context - bundle.drafter().block_size
-    if not 0 < length <= room - later:
-        raise FeedError(
-            f"prompt {prompt[:40]!r}: got {length} tokens, expected 1 to {room - later}, so that "
-            f"{later} more and a block fit the caches",
-            hint="shorten it, ask for fewer rounds, or export with a larger --max-context",
-        )
+def _check_room(
+    bundle: Bundle, prompts: Sequence[str], ids: Sequence[NDArray[np.int64]], later: int
+) -> None:
+    rows = bundle.graph("draft").max_context
+    most = rows - bundle.drafter().block_size - later
+    why = f"{later} more and a block follow each in caches of {rows} rows"
+    if (problem := length_problem(prompts, [one.tolist() for one in ids], most, why)) is not None:
+        raise problem

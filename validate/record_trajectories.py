@@ -78,6 +78,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     from draftrt.export.load import load_drafter
     from draftrt.export.target import read_target
+    from draftrt.runtime.bench_prompts import room_problem
     from draftrt.runtime.decode import Decoder
     from draftrt.runtime.drafter import Drafter
     from draftrt.runtime.hf_target import HfTarget
@@ -91,6 +92,9 @@ def _rows(
     with ModuleSession(loaded, longest + options.max_tokens + loaded.spec.block_size) as session:
         model = HfTarget(target, loaded.spec.target_layer_ids)
         pair = (Decoder(model, Drafter(loaded.spec, session)), Decoder(model))
+        every = [ids for _, ids in prompts]
+        if problem := room_problem(pair[0], options.prompts, every, options.max_tokens):
+            raise problem
         for threshold in options.thresholds:
             for text, ids in prompts:
                 wanted = DecodeOptions(

@@ -104,6 +104,19 @@ def test_a_bundle_without_a_drafter_is_refused(bundle: Path, tmp_path: Path) -> 
     assert "holds a target and no drafter" in done.stderr
 
 
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_timed(
+    bundle: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(f"{PROMPT}\n{'a b ' * 3000}\n", encoding="utf-8")
+    done = run_cli("bench", bundle, "--prompts", prompts, *FEW)
+    assert done.exit_code == 1
+    assert "costs behind" not in done.stderr
+    assert "Error: 1 of 2 prompts do not fit, expected 1 to" in done.stderr
+    assert "\n  prompt 2, 'a b a b " in done.stderr
+    assert "export with a larger --max-context" in done.stderr
+
+
 def test_a_report_measures_what_it_is_not_given(bundle: Path, tmp_path: Path) -> None:
     out, data = tmp_path / "report.html", tmp_path / "report.json"
     done = run_cli("report", bundle, "-o", out, "--json", data, "--no-parity", "--measure")

@@ -17,9 +17,11 @@ from onnx import helper, numpy_helper
 
 from draftrt.bundle import Bundle, hash_files, read_manifest, write_manifest
 from draftrt.cli import group
+from draftrt.errors import FeedError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.validate.doctor_states import open_states
+from draftrt.validate.feature_rounds import real_rounds
 from tests.parity.planted_graphs import set_attribute
 
 pytest.importorskip("onnxruntime")
@@ -40,6 +42,12 @@ def exported(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         return export_bundle(draft, assets / "tiny-target", folder / "bundle", options)
 
     return export
+
+
+@pytest.fixture(scope="session")
+def shipped(exported: Callable[..., Path]) -> Path:
+    """The shipped DFlash drafter as it is; not to be changed."""
+    return exported()
 
 
 def doctor(bundle: Path, assets: Path, *arguments: object) -> Result:
@@ -136,10 +144,8 @@ def test_another_form_of_the_prompts_is_told_and_no_false_alarm(
     assert form["better"] is False
 
 
-def test_the_bundles_own_target_has_the_states_of_transformers(
-    exported: Callable[..., Path], assets: Path
-) -> None:
-    bundle, layers = Bundle.open(exported()), [-1, 0, 3, 5]
+def test_the_bundles_own_target_has_the_states_of_transformers(shipped: Path, assets: Path) -> None:
+    bundle, layers = Bundle.open(shipped), [-1, 0, 3, 5]
     own = open_states(bundle, None, layers)
     theirs = open_states(bundle, assets / "tiny-target", layers)
     assert type(own) is not type(theirs)
@@ -156,12 +162,40 @@ def test_the_bundles_own_target_has_the_states_of_transformers(
     np.testing.assert_allclose(ratio, np.broadcast_to(ratio[:1], ratio.shape), rtol=1e-3)
 
 
-def test_too_few_rounds_are_refused(
-    exported: Callable[..., Path], assets: Path, tmp_path: Path
-) -> None:
+def test_too_few_rounds_are_refused(shipped: Path, assets: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("one\ntwo\nthree\n", encoding="utf-8")
-    done = doctor(exported(), assets, "--prompts", short, "--max-tokens", 8)
+    done = doctor(shipped, assets, "--prompts", short, "--max-tokens", 8)
     assert done.exit_code == 1
     assert "texts have a round with a whole block of 8 tokens behind it" in done.stderr
     assert "give more prompts, or a larger --max-tokens" in done.stderr
+
+
+def test_prompts_that_do_not_fit_are_all_named_before_one_is_decoded(
+    shipped: Path, assets: Path, tmp_path: Path
+) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("one\n\n" + "two " * 99 + "\nthree\n" + "four " * 99, encoding="utf-8")
+    done = doctor(shipped, assets, "--prompts", long, "--max-tokens", 200)
+    assert done.exit_code == 1
+    # The last anchor is the last token but one, and a block of 8 begins with it: 248 + 2 tokens.
+    first, *lines = done.stderr.splitlines()
+    assert first.startswith("Error: 2 of 4 prompts (as it is) do not fit, expected 1 to 50 tokens")
+    assert [line.split(",")[0] for line in lines] == [
+        "  prompt 2",
+        "  prompt 4",
+        "  Hint: shorten them",
+    ]
+
+
+def test_features_of_prompts_that_do_not_fit_are_refused_before_the_first(shipped: Path) -> None:
+    bundle = Bundle.open(shipped)
+    rounds = real_rounds(bundle, ["one", "", "two " * 99], 4)  # 1, 4 and 8 new rows behind each
+    with pytest.raises(FeedError) as refusal:
+        next(rounds)
+    first, *lines = str(refusal.value).splitlines()
+    assert first.startswith(f"2 of 3 prompts do not fit, expected 1 to {256 - 13 - 8} tokens each")
+    assert [line.split(",")[0] for line in lines] == [
+        *("  prompt 2", "  prompt 3", "  Hint: shorten them"),
+    ]
+    assert len(list(real_rounds(bundle, ["one", "two"], 4))) == 8

@@ -205,6 +205,9 @@ def test_recorded_trajectories_are_replayed_by_exported_graphs(
     thresholds = ["--threshold", 0, "--threshold", 0.15]
     draft, target = pair / "tiny-dspark", pair / "tiny-target"
     line = ["validate", "record-trajectories", draft, "--target", target, "-o", path]
+    done = run_cli(*line, *words[:4], "--max-tokens", 9000)
+    assert done.exit_code == 1
+    assert "2 of 2 prompts do not fit, expected larger caches" in done.stderr
     done = run_cli(*line, *words, *thresholds)
     assert done.exit_code == 0, done.output
     rows = read_trajectories(path)
