@@ -9,6 +9,7 @@ DraftrtError                      printed without a traceback; carries ``hint``;
 ├── BundleError                    manifest and files disagree, or the folder cannot be written
 ├── BackendError                   a backend or package is missing, or cannot run on this machine
 ├── FeedError                      an array given to a graph does not fit its signature
+├── ChoiceError                    a name that is in no table; lists the table; exit code 2
 └── ParityError                    checked, and different; exit code 3
 
 A message says *what, got X, expected Y*; a hint says what to do. Several findings travel in one
@@ -70,6 +71,12 @@ class BackendError(DraftrtError):
 
 class FeedError(DraftrtError):
     """An array given to a graph does not fit its signature."""
+
+
+class ChoiceError(DraftrtError):
+    """A name was given that is none of those there are."""
+
+    exit_code = 2
 
 
 class ParityError(DraftrtError):

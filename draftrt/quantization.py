@@ -118,7 +118,7 @@ def _scheme(text: str, part: Part, value: str) -> Scheme:
     schemes = [scheme.value for scheme in Scheme]
     if text in ("nvfp4", "fp4"):
         raise UnsupportedError(
-            f"--quantize {value}: got {text}, expected one of {schemes}",
+            f"{value}: got {text}, expected one of {schemes}",
             hint="its second level of scales runs on SM120 alone and ONNX Runtime has no kernel to "
             "check it with; int4 takes as many bytes and runs from SM80 on",
         )
@@ -126,7 +126,7 @@ def _scheme(text: str, part: Part, value: str) -> Scheme:
         raise SpecError(f"{value}: got scheme {text!r}, expected one of {schemes}")
     if part is Part.EMBEDDING and text != Scheme.INT8.value:
         raise UnsupportedError(
-            f"--quantize {value}: an embedding comes in int8 alone, got {text}",
+            f"{value}: an embedding comes in int8 alone, got {text}",
             hint="use embedding=int8, or leave the table as it is",
         )
     return Scheme(text)

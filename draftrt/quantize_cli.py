@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import click
 
-from draftrt.errors import SpecError
+from draftrt.errors import SpecError, UnsupportedError
 from draftrt.quantization import Part, Scheme, parse_quantization
 
 
 def parse_option(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, dict[Part, Scheme]]:
-    """Return what each graph's parts are stored in, or fail as wrong usage.
-
-    Raises:
-        UnsupportedError: understood, and not supported.
-    """
+    """Return what each graph's parts are stored in, or fail as wrong usage."""
     try:
         return parse_quantization(values)
-    except SpecError as error:
-        raise click.BadParameter(error.message, ctx, param) from error
+    except (SpecError, UnsupportedError) as error:
+        raise click.BadParameter(str(error), ctx, param) from error
 
 
 quantize_option = click.option(

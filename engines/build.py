@@ -92,6 +92,7 @@ def build_plan(
         shapes=shapes,
         workspace_bytes=options.workspace_bytes,
         strip=options.strip,
+        device=options.device,
     )
     return _build(opened, expected, request, options.timeout_s, on_tick)
 
@@ -119,7 +120,7 @@ def _unbuilt_entry(
 def _resolve(graph: GraphEntry, options: BuildOptions) -> tuple[BuildOptions, str]:
     """Return the options with their SMs settled and the backend's version, or refuse."""
     backend = options.backend
-    collect(request_findings(backend, options.sms, graph.precision, graph.quantization))
+    _check_sms(graph, options)
     version = backend_version(backend)
     gpus = find_gpus() if FACTS[backend].needs_gpu or options.strip else None
     if options.strip and gpus is not None and not gpus.sms:
@@ -130,8 +131,16 @@ def _resolve(graph: GraphEntry, options: BuildOptions) -> tuple[BuildOptions, st
             "kernels and takes device memory",
         )
     options = replace(options, sms=target_sms(backend, options.sms, gpus))
-    collect(request_findings(backend, options.sms, graph.precision, graph.quantization))
+    _check_sms(graph, options)
     return options, version
+
+
+def _check_sms(graph: GraphEntry, options: BuildOptions) -> None:
+    collect(
+        request_findings(
+            options.backend, options.sms, graph.precision, graph.quantization, options.device
+        )
+    )
 
 
 def _is_same_build(present: PlanEntry, expected: PlanEntry) -> bool:

@@ -89,40 +89,52 @@ SCHEME_FEATURES: Mapping[Scheme, tuple[Feature, ...]] = {
 }
 
 
-def sm_findings(backend: Backend, sms: Sequence[int]) -> list[DraftrtError]:
-    """Return one finding for each SM that the backend does not build for."""
+def sm_findings(backend: Backend, sms: Sequence[int], device: str = "") -> list[DraftrtError]:
+    """Return one finding for each SM that the backend does not build for.
+
+    Args:
+        backend: the builder.
+        sms: compute capabilities asked for.
+        device: name of the device whose SM it is, where no SM was given.
+    """
     facts = FACTS[backend]
     valid = ", ".join(str(sm) for sm in facts.sms)
     findings: list[DraftrtError] = []
     for sm in sms:
         if sm in facts.sms:
             continue
-        hint = f"choose --sm from {valid}"
+        hint = _other_device(device) if device else f"choose --sm from {valid}"
         if backend is Backend.TENSORRT_RTX and sm in FACTS[Backend.TENSORRT].sms:
-            hint += f"; SM{sm} needs --backend tensorrt, on a machine with such a GPU"
+            hint += (
+                f"; {device or f'SM{sm}'} needs --backend tensorrt, on a machine with such a GPU"
+            )
         findings.append(
-            UnsupportedError(f"{backend.value}: got SM{sm}, expected one of {valid}", hint=hint)
+            UnsupportedError(
+                f"{backend.value}: got SM{sm}{f' of {device}' if device else ''}, expected one of "
+                f"{valid}",
+                hint=hint,
+            )
         )
     return findings
 
 
 def precision_findings(
-    backend: Backend, sms: Sequence[int], precision: Precision
+    backend: Backend, sms: Sequence[int], precision: Precision, device: str = ""
 ) -> list[DraftrtError]:
     """Return findings for SMs that cannot run a graph of this precision."""
     where = dict.fromkeys(PRECISION_FEATURES[precision], f"a {precision.value} graph")
-    return feature_findings(backend, sms, where)
+    return feature_findings(backend, sms, where, device)
 
 
 def scheme_findings(
-    backend: Backend, sms: Sequence[int], quantization: Mapping[Part, Scheme]
+    backend: Backend, sms: Sequence[int], quantization: Mapping[Part, Scheme], device: str = ""
 ) -> list[DraftrtError]:
     """Return findings for SMs that cannot run weights quantised so."""
     where: dict[Feature, str] = {}
     for part, scheme in quantization.items():
         for feature in SCHEME_FEATURES[scheme]:
             where.setdefault(feature, f"{part.value} in {scheme.value}")
-    return feature_findings(backend, sms, where)
+    return feature_findings(backend, sms, where, device)
 
 
 def request_findings(
@@ -130,17 +142,18 @@ def request_findings(
     sms: Sequence[int],
     precision: Precision,
     quantization: Mapping[Part, Scheme],
+    device: str = "",
 ) -> list[DraftrtError]:
     """Return findings for SMs that the backend does not build for or that lack the arithmetic."""
     return (
-        sm_findings(backend, sms)
-        + precision_findings(backend, sms, precision)
-        + scheme_findings(backend, sms, quantization)
+        sm_findings(backend, sms, device)
+        + precision_findings(backend, sms, precision, device)
+        + scheme_findings(backend, sms, quantization, device)
     )
 
 
 def feature_findings(
-    backend: Backend, sms: Iterable[int], where: Mapping[Feature, str]
+    backend: Backend, sms: Iterable[int], where: Mapping[Feature, str], device: str = ""
 ) -> list[DraftrtError]:
     """Return one finding for each feature that some SM lacks.
 
@@ -148,6 +161,7 @@ def feature_findings(
         backend: the builder.
         sms: compute capabilities asked for.
         where: each feature in use to the place that uses it, as text for people.
+        device: name of the device whose SM it is, where no SM was given.
     """
     findings: list[DraftrtError] = []
     for feature, place in where.items():
@@ -159,10 +173,23 @@ def feature_findings(
                 UnsupportedError(
                     f"{place} needs {feature.value}: got {names}, {backend.value} runs it from "
                     f"SM{first} on",
-                    hint=f"drop {names} from --sm" + _other_precision(feature),
+                    hint=(_other_device(device) if device else f"drop {names} from --sm")
+                    + _other_precision(feature)
+                    + _other_backend(backend, feature, lacking),
                 )
             )
     return findings
+
+
+def _other_device(device: str) -> str:
+    return f"choose another --device than {device}"
+
+
+def _other_backend(backend: Backend, feature: Feature, sms: Sequence[int]) -> str:
+    other = FACTS[Backend.TENSORRT]
+    if backend is Backend.TENSORRT or any(sm < other.first_sm[feature] for sm in sms):
+        return ""
+    return ", or use --backend tensorrt, on a machine with such a GPU"
 
 
 def _other_precision(feature: Feature) -> str:

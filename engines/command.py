@@ -17,6 +17,8 @@ from draftrt.engines.devices import find_device
 from draftrt.engines.memory import check_fits
 from draftrt.engines.options import BuildOptions
 from draftrt.errors import SpecError
+from draftrt.number_cli import FiniteRange
+from draftrt.quantization import DRAFT, TARGET
 from draftrt.signature import DimRange
 
 _VALID_SMS = "; ".join(
@@ -33,7 +35,12 @@ def parse_sms(
     parts = [part.strip() for part in value.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise click.BadParameter(f"got {value!r}, expected numbers such as 86,89,120", ctx, param)
-    return tuple(int(part) for part in parts)
+    sms = tuple(int(part) for part in parts)
+    known = {sm for facts in FACTS.values() for sm in facts.sms}
+    if strange := [sm for sm in sms if sm not in known]:
+        names = ", ".join(f"SM{sm}" for sm in strange)
+        raise click.BadParameter(f"got {names}, expected of {_VALID_SMS}", ctx, param)
+    return sms
 
 
 def parse_dimensions(
@@ -47,6 +54,8 @@ def parse_dimensions(
             message = f"got {value!r}, expected NAME=MIN:OPT:MAX such as T=1:8:512"
             raise click.BadParameter(message, ctx, param)
         name, (low, best, high) = match[1], (int(match[index]) for index in (2, 3, 4))
+        if name in ranges:
+            raise click.BadParameter(f"got {name} twice, expected each size once", ctx, param)
         try:
             ranges[name] = DimRange(min=low, opt=best, max=high)
         except SpecError as error:
@@ -70,7 +79,13 @@ def parse_dimensions(
     callback=parse_sms,
     help=f"SMs that the plan runs on ({_VALID_SMS}).",
 )
-@click.option("--graph", default="draft", show_default=True, help="Graph of the bundle.")
+@click.option(
+    "--graph",
+    type=click.Choice([DRAFT, TARGET]),
+    default=DRAFT,
+    show_default=True,
+    help="Graph of the bundle.",
+)
 @click.option(
     "--dim",
     "dimensions",
@@ -81,7 +96,7 @@ def parse_dimensions(
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=1800,
     show_default=True,
     help="Seconds.",
@@ -127,6 +142,7 @@ def build(
     The plan is not loaded or run: that takes a GPU it was built for.
     """
     device = None if device_name is None else find_device(device_name)
+    asked_by = "" if device is None or sms else device.name
     if device is not None and not FACTS[Backend(backend)].needs_gpu:
         sms = sms or (device.sm,)
         if device.sm not in sms:
@@ -141,6 +157,7 @@ def build(
         sms=sms or (),
         graph=graph,
         dimensions=dimensions,
+        device=asked_by,
         workspace_bytes=None if workspace is None else workspace * 2**20,
         strip=strip,
         timeout_s=timeout,

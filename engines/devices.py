@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draftrt.engines.capabilities import FACTS, PRECISION_FEATURES, Backend, Feature
-from draftrt.errors import UnsupportedError
+from draftrt.errors import ChoiceError
 from draftrt.spec import Precision
 
 GIB = 2**30
@@ -103,12 +103,12 @@ def find_device(name: str) -> Device:
     """Return a device by its name, in any case and with spaces or dashes.
 
     Raises:
-        UnsupportedError: not in the table; lists it.
+        ChoiceError: not in the table; lists it.
     """
     key = name.strip().lower().replace(" ", "-").replace("_", "-")
     if key not in DEVICES:
-        raise UnsupportedError(
-            f"device {name!r} is not known, expected one of {', '.join(DEVICES)}",
+        raise ChoiceError(
+            f"--device {name!r} is not known, expected one of {', '.join(DEVICES)}",
             hint="take the one with the same SM and at most the same memory",
         )
     return DEVICES[key]

@@ -26,6 +26,7 @@ class BuildRequest:
         shapes: input name to its shape range; every input of the graph.
         workspace_bytes: most device memory a layer may use for scratch; None: TensorRT's default.
         strip: leave the weights out.
+        device: what the SM was taken from, for messages; empty where it was given.
     """
 
     backend: Backend
@@ -35,6 +36,7 @@ class BuildRequest:
     shapes: dict[str, ShapeRange]
     workspace_bytes: int | None
     strip: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

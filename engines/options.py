@@ -21,6 +21,7 @@ class BuildOptions:
         graph: graph of the bundle.
         dimensions: ranges of symbolic sizes that replace those of the signature.
         workspace_bytes: most device memory a layer may use for scratch; None: TensorRT's default.
+        device: what the SM was taken from, for messages; empty where it was given.
         strip: leave the weights out of the plan; they are put back when it is loaded.
         timeout_s: seconds after which the build is stopped; it leaves no trace in the plan.
     """
@@ -30,6 +31,7 @@ class BuildOptions:
     graph: str = "draft"
     dimensions: Mapping[str, DimRange] = field(default_factory=dict)
     workspace_bytes: int | None = None
+    device: str = ""
     strip: bool = False
     timeout_s: float = 1800.0
 

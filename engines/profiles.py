@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from draftrt.errors import BuildError, DraftrtError, collect
+from draftrt.errors import BuildError, ChoiceError, DraftrtError, collect
 from draftrt.signature import DimRange, Signature
 
 
@@ -30,15 +30,17 @@ def narrow(signature: Signature, overrides: Mapping[str, DimRange]) -> dict[str,
     A range may be narrowed, not widened: the graph was checked within the signature's range only.
 
     Raises:
-        BuildError: an unknown name, or a range outside the signature's; lists every one.
+        ChoiceError: an unknown name.
+        BuildError: a range outside the signature's. Either lists every finding.
     """
     known = signature.dimensions
     findings: list[DraftrtError] = []
     for name, size in overrides.items():
         if name not in known:
             findings.append(
-                BuildError(
-                    f"no dimension {name!r} in the graph's signature, it has {sorted(known)}"
+                ChoiceError(
+                    f"no dimension {name!r} in the graph's signature, it has {sorted(known)}",
+                    hint="leave it out, or name one of those with --dim",
                 )
             )
         elif size.min < known[name].min or size.max > known[name].max:

@@ -80,7 +80,7 @@ def _parse_and_build(trt: ModuleType, request: BuildRequest, attention: Attentio
     builder, network, parser = PostprocessNetwork(parsed, func=attention.mark)()
     preflight.check_inputs(network, request.shapes)
     used = preflight.features_in_use(trt, network)
-    collect(feature_findings(request.backend, request.sms, used))
+    collect(feature_findings(request.backend, request.sms, used, request.device))
     config = make_config(trt, request)(builder, network)
     # float32 in a graph is there for its precision; TF32 would round its products to ten bits.
     config.clear_flag(trt.BuilderFlag.TF32)

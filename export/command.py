@@ -102,6 +102,19 @@ def export(
     force: bool,
 ) -> None:
     """Trace the drafter in folder DRAFT and its target into a bundle; or the target alone."""
+    if draft is None:
+        of_drafters = {
+            "--outputs": outputs,
+            "--sampled": sampled,
+            "--sample-from-anchor": sample_from_anchor is not None,
+            "--ignore-key": ignore_keys,
+            "--no-target-graph": target_graph is False,
+        }
+        if given := [name for name, value in of_drafters.items() if value]:
+            raise click.UsageError(
+                f"got {', '.join(given)} without DRAFT: the target alone is exported; expected "
+                "none of them, or a drafter's folder"
+            )
     options = ExportOptions(
         precision=Precision(precision),
         profile=Profile(profile),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftrt.errors import ChoiceError
 from draftrt.export.choices import ACTIVATIONS
 from draftrt.export.config_attention import read_layer_types, read_layers
 from draftrt.export.config_block import read_block, read_taps
@@ -241,14 +242,19 @@ def _refuse_unknown(facts: Facts, body: str, ignore: frozenset[str]) -> None:
         if facts.config.get(key) == value:  # some exporters repeat the layers' keys at the top
             facts.raw(key)
     scopes = ["", "dflash_config", "dspark_config", *([body[:-1]] if body else [])]
-    unknown = [
-        key
-        for scope in scopes
-        for key in facts.unknown_keys(scope, HARMLESS | INHERITED)
-        if key not in ignore
-    ]
-    if unknown:
+    unknown = [key for scope in scopes for key in facts.unknown_keys(scope, HARMLESS | INHERITED)]
+    if refused := [key for key in unknown if key not in ignore]:
         facts.error(
-            f"keys that this version does not know: {unknown}",
+            f"keys that this version does not know: {refused}",
             "if a key has no effect on the forward pass, accept it with --ignore-key NAME",
+        )
+    # A key that the list of harmless ones has taken up meanwhile may still be named.
+    idle = sorted(one for one in ignore - set(unknown) if one.split(".")[-1] not in HARMLESS)
+    if idle:
+        facts.findings.append(
+            ChoiceError(
+                f"{facts.path.name}: --ignore-key {', '.join(idle)}: expected keys that this "
+                f"version does not know, which are {unknown or 'none'}",
+                hint="what is read cannot be ignored, and what is not there need not be",
+            )
         )

@@ -70,6 +70,8 @@ def bench(
 
     Figures go to standard output, progress to standard error.
     """
+    if draft is not None and not rivals:
+        raise click.UsageError("--draft goes with --rivals")
     settings = Settings(
         bundle=bundle,
         prompts=prompts,

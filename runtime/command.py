@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from draftrt.number_cli import FiniteRange
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import BACKENDS, PORTS, load
 from draftrt.runtime.options import (
@@ -18,6 +19,15 @@ from draftrt.runtime.options import (
 )
 from draftrt.runtime.pair import Completion, Pair, Prompt
 from draftrt.runtime.stats import Stats
+
+
+def refuse_empty(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the texts, or fail as wrong usage where one is empty."""
+    if "" in values:
+        raise click.BadParameter("got an empty text, expected at least one character", ctx, param)
+    return values
 
 
 @click.command()
@@ -37,27 +47,32 @@ from draftrt.runtime.stats import Stats
     "--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most new tokens."
 )
 @click.option("--min-tokens", type=click.IntRange(0), default=0, help="No end before that many.")
-@click.option("--stop", multiple=True, help="String that ends the text; may be repeated.")
+@click.option(
+    "--stop",
+    multiple=True,
+    callback=refuse_empty,
+    help="String that ends the text; may be repeated.",
+)
 @click.option("--ignore-eos", is_flag=True, help="Go on behind the target's end-of-text tokens.")
 @click.option(
-    "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy."
+    "--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 is greedy."
 )
 @click.option("--top-k", type=click.IntRange(0), default=0, help="Keep the k likeliest; 0 is off.")
 @click.option(
     "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FiniteRange(0, 1, min_open=True),
     default=1.0,
     help="Keep the likeliest of this probability together; 1 is off.",
 )
 @click.option(
     "--min-p",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=FiniteRange(0, 1, max_open=True),
     default=0.0,
     help="Drop what is below this share of the likeliest; 0 is off.",
 )
 @click.option(
     "--repetition-penalty",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=1.0,
     help="Above 1 discourages what was already said.",
 )
@@ -68,10 +83,10 @@ from draftrt.runtime.stats import Stats
     show_default=True,
     help="Drafts are the most probable ones, or draws at the temperature.",
 )
-@click.option("--seed", type=int, help="Makes sampling reproducible.")
+@click.option("--seed", type=click.IntRange(0), help="Makes sampling reproducible.")
 @click.option(
     "--confidence-threshold",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=0.0,
     help="Verify only drafts before the first confidence below it; 0 is off.",
 )
@@ -137,6 +152,8 @@ def run(
 
     Text goes to standard output, acceptance and times to standard error.
     """
+    if min_tokens > max_tokens:
+        raise click.UsageError(f"--min-tokens {min_tokens} is more than --max-tokens {max_tokens}")
     options = DecodeOptions(
         max_tokens=max_tokens,
         min_tokens=min_tokens,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from draftrt.number_cli import FiniteRange
 from draftrt.validate.bisect_command import bisect
 from draftrt.validate.matrix_command import matrix
 from draftrt.validate.range_command import ranges
@@ -127,7 +128,7 @@ def parity(bundle: Path, backend: str, num_rounds: int, is_json: bool) -> None:
 )
 @click.option(
     "--threshold",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     help="Replay only rows recorded with this confidence threshold.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print every row as JSON.")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from draftrt.number_cli import FiniteRange
+
 FOLDER = click.Path(path_type=Path)
 
 
@@ -52,7 +54,7 @@ def doctor() -> None:
 )
 @click.option(
     "--expected-length",
-    type=click.FloatRange(1),
+    type=FiniteRange(1),
     help="Acceptance length (tokens a round) that the drafter's card states.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")

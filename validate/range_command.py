@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from draftrt.number_cli import FiniteRange
 from draftrt.validate.tolerances import LARGEST_FEATURE
 
 FOLDER = click.Path(path_type=Path)
@@ -16,7 +17,7 @@ FOLDER = click.Path(path_type=Path)
 @click.argument("bundle", type=FOLDER)
 @click.option(
     "--features",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=LARGEST_FEATURE,
     show_default=True,
     help="Magnitude that the largest feature is scaled to.",

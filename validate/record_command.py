@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from draftrt.number_cli import FiniteRange
 from draftrt.output_cli import OutputFile
 
 FOLDER = click.Path(path_type=Path)
@@ -71,7 +72,7 @@ def record(
     "--threshold",
     "thresholds",
     multiple=True,
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     help="Confidence threshold; repeat, and every prompt is decoded with each.  [default: 0]",
 )
 def record_trajectories(

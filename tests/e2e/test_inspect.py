@@ -103,6 +103,14 @@ def test_an_unknown_key_can_be_declared_harmless(tmp_path: Path, target: Path) -
     assert inspect(draft, "--target", target).exit_code == 1
     assert inspect(draft, "--target", target, *accepted[:2]).exit_code == 1
     assert inspect(draft, "--target", target, *accepted).exit_code == 0
+    for name in ("surprised", "other", "block_size", "dflash_config.mask_token_id"):
+        wrong = inspect(draft, "--target", target, *accepted, "--ignore-key", name)
+        assert wrong.exit_code == 2, wrong.output
+        assert (
+            f"--ignore-key {name}: expected keys that this version does not know, which are "
+            "['surprise', 'dflash_config.other']"
+        ) in wrong.stderr
+    assert inspect(draft, "--target", target, *accepted, "--ignore-key", "seed").exit_code == 0
 
 
 def test_a_flag_settles_what_a_config_leaves_open(tmp_path: Path, target: Path) -> None:

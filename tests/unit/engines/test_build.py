@@ -14,7 +14,7 @@ from draftrt.bundle import Bundle, sha256_of
 from draftrt.engines.build import build_plan
 from draftrt.engines.capabilities import Backend
 from draftrt.engines.options import BuildOptions
-from draftrt.errors import BuildError, BundleError, UnsupportedError
+from draftrt.errors import BuildError, BundleError, ChoiceError, UnsupportedError
 from draftrt.signature import DimRange
 from draftrt.spec import Precision
 
@@ -117,7 +117,7 @@ def test_the_workspace_limit_reaches_the_builder(make_bundle: MakeBundle) -> Non
     [
         (rtx(86, 90), UnsupportedError, "got SM90, expected one of 75, 80, 86, 89, 120, 121"),
         (rtx(75), UnsupportedError, "a bf16 graph needs bfloat16: got SM75"),
-        (rtx(dimensions={"S": DimRange(min=1, opt=1, max=2)}), BuildError, "it has ['T']"),
+        (rtx(dimensions={"S": DimRange(min=1, opt=1, max=2)}), ChoiceError, "it has ['T']"),
         (rtx(dimensions={"T": DimRange(min=1, opt=1, max=61)}), BuildError, "within 1..60"),
         (
             BuildOptions(backend=Backend.TENSORRT_RTX, sms=(86,), graph="target"),

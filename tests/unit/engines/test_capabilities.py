@@ -63,6 +63,23 @@ def test_a_bf16_refusal_names_the_precision_that_would_do() -> None:
     assert finding.hint == "drop SM75 from --sm, or export the graph with --precision fp16"
 
 
+def test_a_device_whose_sm_does_not_do_is_named_in_the_place_of_the_option() -> None:
+    [finding] = sm_findings(RTX, (87,), "orin-nano-8gb")
+    assert "got SM87 of orin-nano-8gb, expected one of 75, 80" in finding.message
+    assert finding.hint == (
+        "choose another --device than orin-nano-8gb; orin-nano-8gb needs --backend tensorrt, on a "
+        "machine with such a GPU"
+    )
+    [finding] = request_findings(RTX, (75,), Precision.FP32, {}, "t4")
+    assert finding.hint == (
+        "choose another --device than t4, or use --backend tensorrt, on a machine with such a GPU"
+    )
+    [finding] = request_findings(CLASSIC, (75,), Precision.BF16, {}, "t4")
+    assert finding.hint == (
+        "choose another --device than t4, or export the graph with --precision fp16"
+    )
+
+
 def test_features_are_refused_each_for_the_sms_that_lack_it() -> None:
     where = {Feature.FP8: "layer 'a'", Feature.FP4: "layer 'b'"}
     messages = [finding.message for finding in feature_findings(RTX, (86, 89, 120), where)]

@@ -52,12 +52,20 @@ def test_a_build_reports_the_plan_and_says_when_it_was_there(make_bundle: MakeBu
         (["--sm", "90"], 1, "got SM90, expected one of 75, 80, 86, 89, 120, 121"),
         (["--sm", "75,86"], 1, "a bf16 graph needs bfloat16: got SM75"),
         (["--sm", "86", "--graph", "target"], 1, "no graph 'target'"),
+        (["--sm", "42,86,7"], 2, "got SM42, SM7, expected of tensorrt-rtx: 75, 80, 86, 89, 120"),
+        (["--device", "t4"], 1, "a bf16 graph needs bfloat16: got SM75"),
+        (["--device", "t4"], 1, "Hint: choose another --device than t4, or export the graph with"),
+        (["--device", "thor"], 1, "tensorrt-rtx: got SM110 of thor, expected one of 75, 80"),
+        (["--device", "thor"], 1, "choose another --device than thor; thor needs --backend tenso"),
+        (["--device", "T5"], 2, "--device 'T5' is not known, expected one of orin-nano-8gb, "),
         ([], 2, "--sm is missing"),
         (["--sm", "8.9"], 2, "expected numbers such as 86,89,120"),
         (["--sm", ""], 2, "expected numbers such as 86,89,120"),
         (["--sm", "86", "--dim", "T=1:2"], 2, "expected NAME=MIN:OPT:MAX"),
         (["--sm", "86", "--dim", "T=4:2:8"], 2, "1 <= min <= opt <= max"),
         (["--sm", "86", "--dim", "T=0:2:8"], 2, "1 <= min <= opt <= max"),
+        (["--sm", "86", "--dim", "T=1:2:8", "--dim", "T=1:2:4"], 2, "got T twice"),
+        (["--sm", "86", "--graph", "drafter"], 2, "is not one of 'draft', 'target'"),
         (["--sm", "86", "--timeout", "0"], 2, "--timeout"),
         (["--sm", "86", "--workspace", "0"], 2, "--workspace"),
         (["--sm", "86", "--backend", "cuda"], 2, "tensorrt-rtx"),
@@ -77,7 +85,7 @@ def test_what_is_wrong_is_said_with_its_exit_code(
 @pytest.mark.trt
 def test_an_unknown_dimension_is_refused_with_the_valid_ones(make_bundle: MakeBundle) -> None:
     result = draftrt("build", make_bundle(), "--sm", "86", "--dim", "S=1:1:1")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no dimension 'S' in the graph's signature, it has ['T']" in result.stderr
 
 

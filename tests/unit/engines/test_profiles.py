@@ -7,7 +7,7 @@ import pytest
 from draftrt.engines.capabilities import Backend
 from draftrt.engines.options import BuildOptions
 from draftrt.engines.profiles import ShapeRange, narrow, shape_ranges
-from draftrt.errors import BuildError, SpecError
+from draftrt.errors import BuildError, ChoiceError, SpecError
 from draftrt.signature import DimRange, Signature, TensorSpec
 
 SIGNATURE = Signature(
@@ -35,7 +35,7 @@ def test_an_override_replaces_one_range_and_leaves_the_others() -> None:
 
 
 def test_all_wrong_overrides_are_reported_at_once() -> None:
-    with pytest.raises(BuildError) as caught:
+    with pytest.raises(ChoiceError) as caught:
         narrow(
             SIGNATURE,
             {
