@@ -1,11 +1,15 @@
-"""The file that a command is asked to write, looked at before the work begins."""
+"""What a command is asked to write: its place is looked at before the work begins."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
+
+from draftrt.bundle import write_atomically
+from draftrt.errors import DraftrtError
 
 
 class OutputFile(click.Path):
@@ -17,10 +21,77 @@ class OutputFile(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Path:
-        """Return the path, or fail as wrong usage."""
+        """Return the path, that of a link's file for a link, or fail as wrong usage."""
         path = Path(value)
         if path.is_dir():
             self.fail(f"{path}: got a folder, expected the name of a file", param, ctx)
+        if path.exists() and not path.is_file():
+            self.fail(f"{path}: got a device or pipe, expected the name of a file", param, ctx)
         if not path.parent.is_dir():
             self.fail(f"{path}: no such folder: {path.parent}", param, ctx)
-        return path
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            self.fail(f"{path}: not to be written to: {path.parent}", param, ctx)
+        return path.resolve() if path.is_symlink() else path
+
+
+def check_places(
+    outputs: Mapping[str, Path | None], *, inputs: Iterable[Path | None], bundle: Path | None = None
+) -> None:
+    """Refuse outputs that would overwrite each other or what the command reads.
+
+    Args:
+        outputs: option to its file; None where it is not given.
+        inputs: files and folders that are read.
+        bundle: a bundle that is read; it holds its own files alone.
+
+    Raises:
+        click.UsageError: names the first such file.
+    """
+    named: dict[Path, str] = {}
+    read = [one.resolve() for one in inputs if one is not None]
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        place = path.resolve()
+        if place in named:
+            raise click.UsageError(
+                f"{path}: got one file for {named[place]} and {option}, expected two files"
+            )
+        named[place] = option
+        if bundle is not None and place.is_relative_to(bundle.resolve()):
+            raise click.UsageError(
+                f"{path}: lies in the bundle, which holds its own files alone; "
+                "expected a file elsewhere"
+            )
+        if place.exists() and any(place.is_relative_to(one) for one in read):
+            raise click.UsageError(
+                f"{path}: got a file that the command reads for {option}, expected another one"
+            )
+
+
+def check_replaced(out: Path, *, inputs: Iterable[Path | None]) -> None:
+    """Refuse a folder to write, or to replace, that holds what the command reads.
+
+    Raises:
+        click.UsageError: names the first input that lies in it.
+    """
+    place = out.resolve()
+    for one in inputs:
+        if one is not None and one.resolve().is_relative_to(place):
+            raise click.UsageError(
+                f"--out {out}: got a folder that holds {one}, which is read; expected another one"
+            )
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file in one step.
+
+    Raises:
+        DraftrtError: it cannot be written.
+    """
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise DraftrtError(
+            f"{path}: cannot be written: {error.strerror}", hint="give a file elsewhere"
+        ) from error

@@ -12,6 +12,7 @@ from draftrt.export.pipeline import export_bundle
 from draftrt.export.places import WeightMode
 from draftrt.export.profile import Profile
 from draftrt.export.progress import ProgressBar
+from draftrt.output_cli import check_replaced
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision
@@ -115,6 +116,7 @@ def export(
                 f"got {', '.join(given)} without DRAFT: the target alone is exported; expected "
                 "none of them, or a drafter's folder"
             )
+    check_replaced(out, inputs=(draft, target))
     options = ExportOptions(
         precision=Precision(precision),
         profile=Profile(profile),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from draftrt.bundle import write_atomically
-from draftrt.output_cli import OutputFile
+from draftrt.output_cli import OutputFile, check_places, write_output
 from draftrt.runtime.bench_picture import to_svg
 from draftrt.runtime.bench_run import Settings, run_bench
 from draftrt.runtime.load import BACKENDS, PORTS
@@ -72,6 +71,9 @@ def bench(
     """
     if draft is not None and not rivals:
         raise click.UsageError("--draft goes with --rivals")
+    check_places(
+        {"--json": json_file, "--svg": svg_file}, inputs=(prompts, target, draft), bundle=bundle
+    )
     settings = Settings(
         bundle=bundle,
         prompts=prompts,
@@ -89,8 +91,8 @@ def bench(
         calibrate=calibrate,
     )
     found = run_bench(settings, lambda line: click.echo(line, err=True))
-    if json_file is not None:
-        write_atomically(json_file, (json.dumps(found.to_json(), indent=1) + "\n").encode())
-    if svg_file is not None:
-        write_atomically(svg_file, to_svg(found).encode())
     click.echo(found.to_text())
+    if json_file is not None:
+        write_output(json_file, json.dumps(found.to_json(), indent=1) + "\n")
+    if svg_file is not None:
+        write_output(svg_file, to_svg(found))

@@ -9,6 +9,7 @@ import click
 
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.command import parse_sms
+from draftrt.output_cli import check_replaced
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision
@@ -89,6 +90,7 @@ def engine(
     Exports, builds the plan (no GPU needed with tensorrt-rtx), opens the graph in ONNX Runtime,
     compares it with PyTorch, and decodes a sample with and without the drafter.
     """
+    check_replaced(out, inputs=(draft, target))
     chosen = Backend(backend)
     options = EngineOptions(
         precision=Precision(precision),

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from draftrt.number_cli import FiniteRange
-from draftrt.output_cli import OutputFile
+from draftrt.output_cli import OutputFile, check_places
 
 FOLDER = click.Path(path_type=Path)
 
@@ -91,6 +91,7 @@ def record_trajectories(
     from draftrt.runtime.bench_prompts import read_prompts
     from draftrt.validate.record_trajectories import TrajectoryOptions, record_trajectories
 
+    check_places({"--out": out}, inputs=(draft, target, prompts))
     options = TrajectoryOptions(
         prompts=read_prompts(prompts, num_prompts),
         max_tokens=max_tokens,

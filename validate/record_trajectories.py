@@ -69,7 +69,10 @@ def record_trajectories(
         "tools": tool_versions(),
         "rows": _rows(draft, target, options, report),
     }
-    write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
+    try:
+        write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise RecordError(f"{out}: cannot be written: {error.strerror}") from error
     return out
 
 

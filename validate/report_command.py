@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from draftrt.output_cli import OutputFile
+from draftrt.output_cli import OutputFile, check_places, write_output
 
 if TYPE_CHECKING:
     from draftrt.validate.report import Report
@@ -54,7 +54,11 @@ def report(
         raise click.UsageError("--parity and --no-parity exclude each other")
     if bench is not None and measure:
         raise click.UsageError("--bench and --measure exclude each other")
-    _check_places(bundle, [path for path in (out, markdown, json_file) if path is not None])
+    check_places(
+        {"--out": out, "--markdown": markdown, "--json": json_file},
+        inputs=(parity, bench, doctor),
+        bundle=bundle,
+    )
     found = make_report(
         bundle,
         parity=parity,
@@ -69,20 +73,7 @@ def report(
         raise ParityError(f"{bundle}: the graph and pytorch differ", hint=f"see {out}")
 
 
-def _check_places(bundle: Path, paths: list[Path]) -> None:
-    places = [path.resolve() for path in paths]
-    for path, place in zip(paths, places, strict=True):
-        if places.count(place) > 1:
-            raise click.UsageError(f"{path}: got one file for two forms, expected two files")
-        if place.is_relative_to(bundle.resolve()):
-            raise click.UsageError(
-                f"{path}: lies in the bundle, which holds its own files alone; "
-                "expected a file elsewhere"
-            )
-
-
 def _write(found: Report, out: Path, markdown: Path | None, json_file: Path | None) -> None:
-    from draftrt.bundle import write_atomically
     from draftrt.validate.report_html import to_html
     from draftrt.validate.report_markdown import to_markdown
 
@@ -92,5 +83,5 @@ def _write(found: Report, out: Path, markdown: Path | None, json_file: Path | No
     if json_file is not None:
         texts[json_file] = json.dumps(found.to_json(), indent=1) + "\n"
     for path, text in texts.items():
-        write_atomically(path, text.encode())
+        write_output(path, text)
         click.echo(f"report: {path}", err=True)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from draftrt.bundle import write_atomically
 from draftrt.codec import to_json
-from draftrt.output_cli import OutputFile
+from draftrt.output_cli import OutputFile, write_output
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.validate.size_rows import GB, Row
 from draftrt.validate.size_run import GROUPS, run_rows
@@ -40,7 +39,7 @@ def main(
     if json_file is not None:
         facts = {"command": command_line(), "created": now(), "tools": tool_versions()}
         record = {**facts, "rows": [to_json(row) for row in rows]}
-        write_atomically(json_file, (json.dumps(record, indent=1) + "\n").encode())
+        write_output(json_file, json.dumps(record, indent=1) + "\n")
     if not all(all(row.bars.values()) for row in rows):
         ctx.exit(MISSED)
 

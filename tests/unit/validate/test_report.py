@@ -264,7 +264,7 @@ def test_wrong_usage_is_told_before_anything_is_written(bundle: Path, tmp_path: 
     assert "no such folder" in done.stderr
     done = report(bundle, "-o", out, "--no-parity", "--markdown", out)
     assert done.exit_code == 2
-    assert "got one file for two forms, expected two files" in done.stderr
+    assert "got one file for --out and --markdown, expected two files" in done.stderr
     assert not out.exists()
     before = (bundle / "manifest.json").read_bytes()
     done = report(bundle, "-o", bundle / "manifest.json", "--no-parity")
