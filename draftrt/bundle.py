@@ -17,18 +17,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from draftrt.codec import from_json, to_json
+from draftrt.codec import to_json
 from draftrt.errors import BundleError
 from draftrt.linked import FOLDER as LINKED
 from draftrt.linked import link_problem
 from draftrt.manifest import FileEntry, GraphEntry, LinkEntry, Manifest, PlanEntry
+from draftrt.manifest_file import FORMAT, MANIFEST, VERSION, read_manifest
 from draftrt.spec import DrafterSpec
 
-__all__ = ["Bundle", "FileEntry", "GraphEntry", "LinkEntry", "Manifest", "PlanEntry"]
-
-MANIFEST = "manifest.json"
-FORMAT = "draftrt-bundle"
-VERSION = 1
+__all__ = [
+    "MANIFEST",
+    "Bundle",
+    "FileEntry",
+    "GraphEntry",
+    "LinkEntry",
+    "Manifest",
+    "PlanEntry",
+    "read_manifest",
+]
+ELSEWHERE = "copy the bundle to a place that you may write to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,35 +154,19 @@ class Bundle:
             )
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read ``manifest.json`` of a bundle.
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace ``manifest.json`` in one step.
 
     Raises:
-        BundleError: missing, not JSON, another format or version, or ill-formed.
+        BundleError: the folder cannot be written.
     """
-    path = folder / MANIFEST
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BundleError(
-            f"{folder}: no {MANIFEST} there",
-            hint="give the folder that `draftrt export ... -o` wrote",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
-        got = (data.get("format"), data.get("version")) if isinstance(data, dict) else type(data)
-        raise BundleError(
-            f"{path}: got format {got}, expected ('{FORMAT}', {VERSION})",
-            hint="export the bundle again with this version of draftrt",
-        )
-    return from_json(Manifest, {k: v for k, v in data.items() if k not in ("format", "version")})
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace ``manifest.json`` in one step."""
     text = json.dumps({"format": FORMAT, "version": VERSION, **to_json(manifest)}, indent=1)
-    write_atomically(folder / MANIFEST, (text + "\n").encode())
+    try:
+        write_atomically(folder / MANIFEST, (text + "\n").encode())
+    except OSError as error:
+        raise BundleError(
+            f"{folder}: cannot be written: {error.strerror}", hint=ELSEWHERE
+        ) from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -204,9 +195,13 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     final = Path(path)
     if final.exists():
         if not force:
-            raise BundleError(f"{final} exists", hint="choose another -o folder, or pass --force")
-        if not (final / MANIFEST).is_file() and (not final.is_dir() or any(final.iterdir())):
-            raise BundleError(f"{final} exists and is no bundle; --force replaces only bundles")
+            hint = ", or pass --force" if _is_replaceable(final) else ""
+            raise BundleError(f"{final} exists", hint=f"choose another -o folder{hint}")
+        if not _is_replaceable(final):
+            raise BundleError(
+                f"{final} exists and is no bundle; --force replaces only bundles",
+                hint="choose another -o folder, or remove this one yourself",
+            )
     missing = [folder for folder in final.parents if not folder.exists()]
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -225,6 +220,11 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
             with suppress(OSError):  # somebody else put something there
                 folder.rmdir()
         raise
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Whether a path is a bundle or an empty folder."""
+    return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
 
 
 def add_plan(bundle: Bundle, entry: PlanEntry) -> Bundle:

@@ -7,6 +7,7 @@ unknown or missing key is an error, never dropped.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -91,7 +92,7 @@ def _decode_union(args: tuple[Any, ...], data: Any, where: str) -> Any:
 def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise _wrong(where, data, f"an object ({kind.__name__})")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     names = {f.name for f in dataclasses.fields(kind)}
     required = {
         f.name
@@ -107,6 +108,11 @@ def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
     return kind(
         **{name: _decode(hints[name], item, f"{where}.{name}") for name, item in data.items()}
     )
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _wrong(where: str, data: Any, expected: str) -> BundleError:

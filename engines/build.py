@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import draftrt
-from draftrt.bundle import Bundle, GraphEntry, PlanEntry, add_plan, sha256_of
+from draftrt.bundle import ELSEWHERE, Bundle, GraphEntry, PlanEntry, add_plan, sha256_of
 from draftrt.engines import child, exchange
 from draftrt.engines.capabilities import FACTS, request_findings
 from draftrt.engines.environment import backend_version, find_gpus, target_sms
@@ -280,7 +280,7 @@ def _scratch(bundle: Bundle, file: str) -> Iterator[Path]:
     except OSError as error:
         raise BundleError(
             f"{final.parent}: cannot be written: {error.strerror}",
-            hint="copy the bundle to a place that you may write to",
+            hint=ELSEWHERE,
         ) from error
     try:
         yield scratch.resolve()

@@ -41,3 +41,26 @@ def test_success_puts_the_whole_folder_in_place(tmp_path: Path) -> None:
         assert not (tmp_path / "a" / "bundle").exists()
     assert (tmp_path / "a" / "bundle" / "part").read_text(encoding="utf-8") == "whole"
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["bundle"]
+
+
+def test_force_replaces_bundles_and_empty_folders_alone(tmp_path: Path) -> None:
+    empty, other, file = tmp_path / "empty", tmp_path / "other", tmp_path / "file"
+    empty.mkdir()
+    other.mkdir()
+    (other / "mine").touch()
+    file.touch()
+    for place in (other, file):
+        with pytest.raises(BundleError, match="exists") as refusal:
+            new_bundle(place).__enter__()
+        assert refusal.value.hint == "choose another -o folder"
+        with pytest.raises(BundleError, match="is no bundle; --force replaces only") as refusal:
+            new_bundle(place, force=True).__enter__()
+        assert refusal.value.hint == "choose another -o folder, or remove this one yourself"
+    with pytest.raises(BundleError, match="exists") as refusal:
+        new_bundle(empty).__enter__()
+    assert refusal.value.hint == "choose another -o folder, or pass --force"
+    with new_bundle(empty, force=True) as folder:
+        (folder / "part").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        *("empty", "file", "mine", "other", "part"),
+    ]
