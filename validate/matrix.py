@@ -43,20 +43,24 @@ IN_BF16 = "PyTorch in bf16: "  # before what is compared of the module, not of t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One drafter of the matrix.
+    """One drafter of the matrix: a golden case, or a checkpoint with its target.
 
     Attributes:
-        draft: a golden case, or with ``target`` a drafter checkpoint.
-        target: the target's checkpoint; None for a golden case.
+        case: folder of the case.
+        draft: the checkpoint, also of a case that holds only its hashes.
+        target: the target's checkpoint, also of a case that holds only hashes of its tables.
     """
 
-    draft: Path
+    case: Path | None = None
+    draft: Path | None = None
     target: Path | None = None
 
     @property
     def name(self) -> str:
         """Name of the folder."""
-        return self.draft.resolve().name
+        folder = self.case or self.draft
+        assert folder is not None
+        return folder.resolve().name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,10 +177,12 @@ def _load(source: Source) -> tuple[LoadedDrafter, GoldenCase | None]:
     from draftrt.export.target import read_target
     from draftrt.validate.golden import case_target
 
-    if source.target is not None:
+    if source.case is None:
+        assert source.draft is not None
+        assert source.target is not None
         return load_drafter(source.draft, read_target(source.target)), None
-    case = read_case(source.draft)
-    return load_drafter(case.draft, case_target(case)), case
+    case = read_case(source.case, source.draft)
+    return load_drafter(case.draft, case_target(case, source.target)), case
 
 
 def _export(loaded: LoadedDrafter, folder: Path, precision: Precision, context: int) -> Bundle:

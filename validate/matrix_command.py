@@ -14,8 +14,17 @@ FOLDER = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("cases", metavar="[CASE_DIR]...", nargs=-1, type=FOLDER)
-@click.option("--draft", "drafts", multiple=True, type=FOLDER, help="Drafter checkpoint; repeat.")
-@click.option("--target", type=FOLDER, help="Target checkpoint of every --draft.")
+@click.option(
+    "--draft",
+    "drafts",
+    multiple=True,
+    type=FOLDER,
+    help="Drafter checkpoint; repeat. One that a CASE_DIR holds the hashes of is checked with that "
+    "case.",
+)
+@click.option(
+    "--target", type=FOLDER, help="Target checkpoint of every --draft, and of cases without tables."
+)
 @click.option(
     "--precision",
     "precisions",
@@ -51,13 +60,17 @@ def matrix(
     from draftrt.spec import Precision
     from draftrt.validate.matrix import Settings, Source, check_matrix
     from draftrt.validate.matrix_report import as_json, as_text, failure
+    from draftrt.validate.matrix_sources import sources_of
 
     if not cases and not drafts:
         raise click.UsageError("nothing to check: give CASE_DIR..., or --draft with --target")
-    if drafts and target is None:
-        raise click.UsageError("--draft needs --target")
-    sources = [Source(draft=case) for case in cases]
-    sources += [Source(draft=draft, target=target) for draft in drafts]
+    sources, others = sources_of(cases, drafts, target)
+    if others and target is None:
+        raise click.UsageError(
+            f"--draft needs --target: got {', '.join(map(str, others))}, which no CASE_DIR was "
+            "made from"
+        )
+    sources += [Source(draft=draft, target=target) for draft in others]
     settings = Settings(
         precisions=tuple(map(Precision, precisions)) or tuple(Precision),
         num_rounds=num_rounds,

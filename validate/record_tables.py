@@ -42,7 +42,7 @@ def recorded_tables(case: GoldenCase, target: Path | None) -> dict[str, TensorRe
         raise RecordError(
             f"{case.path}: holds the hashes of the target's {' and '.join(case.table_hashes)}, not "
             "the tables",
-            hint="give `draftrt validate golden` the target it was made with, with --target",
+            hint="give the target it was made with, with --target",
         )
     tables = read_target(target).tables
     found = {}

@@ -140,12 +140,24 @@ def read_case(folder: Path, draft: Path | None = None) -> GoldenCase:
     )
 
 
+def recorded_hashes(folder: Path) -> dict[str, str]:
+    """Return file name to SHA-256 of the checkpoint of a case that does not hold it, else nothing.
+
+    Raises:
+        RecordError: the case's facts are missing or ill-formed.
+    """
+    if (folder / DRAFT_FOLDER).exists():
+        return {}
+    found: dict[str, str] = _read_facts(folder / CASE_FILE).get("checkpoint", {})
+    return found
+
+
 def _checkpoint(folder: Path, given: Path | None) -> Path:
     own = folder / DRAFT_FOLDER
     if given is None and not own.exists():
         raise RecordError(
             f"{folder}: holds the hashes of its drafter, not the drafter",
-            hint="give `draftrt validate golden` the checkpoint it was made from, with --draft",
+            hint="give the checkpoint it was made from, with --draft",
         )
     if given is not None and own.exists():
         raise RecordError(

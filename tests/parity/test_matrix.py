@@ -30,6 +30,7 @@ from draftrt.validate.matrix_report import as_text
 from draftrt.validate.record import RecordOptions, record_case
 from draftrt.validate.record_files import RecordError
 from draftrt.validate.records import read_case
+from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")
@@ -63,7 +64,7 @@ def check_rows(rows: list[MatrixRow]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_drafter_is_the_same_in_every_precision(name: str) -> None:
-    rows = check_source(Source(draft=CASES / name), Settings())
+    rows = check_source(Source(case=CASES / name), Settings())
     check_rows(rows)
     for row in rows:
         assert row.record
@@ -89,7 +90,7 @@ def test_a_drafter_recorded_over_a_real_text_is_the_same_in_every_precision(tmp_
     options = RecordOptions(prompt="A song of 20 green bags:", num_rounds=6)
     target = ASSETS / "tiny-target"
     case = record_case(ASSETS / "tiny-dspark", target, tmp_path / "case", options)
-    rows = check_source(Source(draft=case), Settings())
+    rows = check_source(Source(case=case), Settings())
     check_rows(rows)
     record = rows[0].record
     assert record
@@ -154,10 +155,41 @@ def test_a_changed_record_and_a_changed_drafter_are_differences(tmp_path: Path) 
 
 
 def test_processes_share_the_drafters_and_hand_back_what_stopped_them(tmp_path: Path) -> None:
-    sources = [Source(draft=tmp_path / name) for name in ("a", "b", "c")]
+    sources = [Source(case=tmp_path / name) for name in ("a", "b", "c")]
     rows = list(check_matrix(sources, Settings(precisions=(Precision.FP32,)), jobs=2))
     assert [row.name for row in rows] == ["a", "b", "c"]
     assert all(isinstance(row.error, RecordError) and row.error.hint for row in rows)
+
+
+def test_a_case_that_holds_hashes_takes_its_own_drafter_among_those_given(tmp_path: Path) -> None:
+    """Three drafters of one config; two were recorded."""
+    target = write_target(tmp_path / "target")
+    toys = {name: ToyDrafter(kind=Kind.ZLAB_DFLASH, seed=len(name)) for name in ("a", "bb", "ccc")}
+    drafts = {name: write_drafter(tmp_path / name, toy) for name, toy in toys.items()}
+    options = RecordOptions(weights="hash", num_rounds=2)
+    cases = [
+        record_case(drafts[name], target, tmp_path / f"case-{name}", options)
+        for name in ("bb", "a")
+    ]
+    beside = [word for draft in drafts.values() for word in ("--draft", draft)]
+    fp32 = ("--target", target, "--precision", "fp32", "--json")
+    done = matrix(*cases, *beside, *fp32)
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["drafter"], row["verdict"]) for row in rows] == [
+        *(("case-bb", "same"), ("case-a", "same"), ("ccc", "same")),
+    ]
+    assert [row["record"] is None for row in rows] == [False, False, True]
+
+    for words, code, message in (
+        (fp32, 1, "holds the hashes of its drafter, not the drafter"),
+        (("--draft", drafts["ccc"], *fp32), 1, "made from another checkpoint"),
+        (("--draft", drafts["bb"]), 1, "holds the hashes of the target's embed_tokens and lm_head"),
+        (("--draft", ASSETS / "tiny-dflash"), 2, "--draft needs --target: got "),
+    ):
+        done = matrix(cases[0], *words)
+        assert done.exit_code == code, done.output
+        assert message in done.stderr
 
 
 @pytest.mark.parametrize(
