@@ -83,10 +83,7 @@ def as_stored(path: Path, tensors: Mapping[str, GraphTensor]) -> dict[str, Graph
     return (
         dict(tensors)
         | apart
-        | {
-            name: GraphTensor(name, ref.shape, getattr(torch, ref.dtype), ref)
-            for name, ref in stored.items()
-        }
+        | {name: GraphTensor(name, ref.shape, ref.dtype, ref) for name, ref in stored.items()}
     )
 
 
