@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from draftrt.codec import to_json
+from draftrt.durable import sync, sync_folder, sync_tree
 from draftrt.errors import BundleError
 from draftrt.linked import FOLDER as LINKED
 from draftrt.linked import link_problem
@@ -175,8 +176,10 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
+            sync(stream)
         Path(name).chmod(0o644)
         Path(name).replace(path)
+        sync_folder(path.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -211,9 +214,8 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     try:
         scratch.chmod(0o755)
         yield scratch
-        if final.exists():
-            shutil.rmtree(final)
-        scratch.replace(final)
+        sync_tree(scratch, but={LINKED})
+        _put(scratch, final)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         for folder in missing:
@@ -225,6 +227,24 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
 def _is_replaceable(path: Path) -> bool:
     """Whether a path is a bundle or an empty folder."""
     return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+
+
+def _put(scratch: Path, final: Path) -> None:
+    """Give a finished folder its name; one of that name goes only when the new one is there."""
+    if not final.exists():
+        scratch.replace(final)
+        sync_folder(final.parent)
+        return
+    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.replaced-") as old:
+        place = Path(old) / final.name
+        try:
+            final.replace(place)
+            scratch.replace(final)
+        except BaseException:
+            if place.exists() and not final.exists():
+                place.replace(final)
+            raise
+        sync_folder(final.parent)
 
 
 def add_plan(bundle: Bundle, entry: PlanEntry) -> Bundle:

@@ -254,7 +254,7 @@ def widened(tensor: GraphTensor) -> GraphTensor:
         return tensor
     if isinstance(tensor.source, QuantizedRef):  # the twin dequantises in float32
         return GraphTensor(tensor.name, tensor.shape, "float32", tensor.source.exact())
-    from draftrt.export.checkpoint import from_tensor
+    from draftrt.export.tensor_ref import from_tensor
 
     content = tensor.source.read().to(torch.bfloat16).float()
     ref = from_tensor(tensor.name, content)

@@ -7,18 +7,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from draftrt.errors import CheckpointError, DraftrtError, ExportError, collect
-
-if TYPE_CHECKING:
-    import torch
+from draftrt.errors import CheckpointError, DraftrtError, collect
+from draftrt.export.tensor_ref import ITEMSIZE, TensorRef
 
 DTYPES = {
     "F64": "float64",
@@ -34,136 +27,10 @@ DTYPES = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
 }
-ITEMSIZE = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
-FLOATS = ("float32", "float16", "bfloat16")
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 8
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRef:
-    """Where a tensor lies, without having read it.
-
-    Attributes:
-        name: name in its checkpoint.
-        dtype: NumPy-style element type, or the file's own name for one not in `ITEMSIZE`.
-        shape: sizes of the axes.
-        file: safetensors file; None for a tensor in memory.
-        offset: first byte in the file.
-        array: content of a tensor in memory.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path | None = None
-    offset: int = 0
-    array: torch.Tensor | None = field(default=None, compare=False)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the content."""
-        return _count(self.shape) * ITEMSIZE.get(self.dtype, 0)
-
-    def rows(self, start: int, stop: int) -> TensorRef:
-        """Return the tensor's rows ``start`` to ``stop`` along axis 0, still unread."""
-        stride = _count(self.shape[1:]) * ITEMSIZE.get(self.dtype, 0)
-        return replace(
-            self,
-            shape=(stop - start, *self.shape[1:]),
-            offset=self.offset + start * stride,
-            array=None if self.array is None else self.array[start:stop],
-        )
-
-    def read(self) -> torch.Tensor:
-        """Return the content; a file-backed tensor maps the file copy-on-write.
-
-        Raises:
-            CheckpointError: the element type is not one that can be read.
-        """
-        import torch
-
-        if self.array is not None:
-            return self.array
-        if self.dtype not in ITEMSIZE or self.file is None:
-            raise CheckpointError(f"{self.name}: dtype {self.dtype} cannot be read")
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        if _count(self.shape) == 0:
-            return torch.empty(self.shape, dtype=dtype)
-        return torch.frombuffer(self._raw(), dtype=dtype).reshape(self.shape)
-
-    def read_integers(self) -> NDArray[np.int64]:
-        """Return the content of an integer or bool tensor without PyTorch.
-
-        Raises:
-            CheckpointError: the elements are no integers.
-        """
-        if self.dtype not in ("int64", "int32", "bool"):
-            raise CheckpointError(f"{self.name}: got {self.dtype}, expected integers")
-        if self.array is not None:
-            return self.array.numpy().astype(np.int64)
-        return self._raw().view(self.dtype).reshape(self.shape).astype(np.int64)
-
-    def _raw(self) -> NDArray[np.uint8]:
-        assert self.file is not None
-        return np.memmap(
-            self.file, dtype=np.uint8, mode="c", offset=self.offset, shape=(self.num_bytes,)
-        )
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
-
-
-def from_tensor(name: str, tensor: torch.Tensor) -> TensorRef:
-    """Return a reference to a tensor in memory."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorRef(name, dtype, tuple(tensor.shape), array=tensor)
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedRef(TensorRef):
-    """A tensor that is computed each time it is read.
-
-    Attributes:
-        compute: returns the content.
-    """
-
-    compute: Callable[[], torch.Tensor] | None = field(default=None, compare=False)
-
-    def read(self) -> torch.Tensor:
-        """Return the content."""
-        assert self.compute is not None
-        content = self.compute()
-        if tuple(content.shape) != self.shape:
-            raise ExportError(
-                f"{self.name}: computed {list(content.shape)}, expected {list(self.shape)}",
-                hint="a defect of draftrt, please report it",
-            )
-        return content
-
-    def rows(self, start: int, stop: int) -> TensorRef:
-        """Return the rows ``start`` to ``stop`` along axis 0, not computed yet."""
-        shape = (stop - start, *self.shape[1:])
-        return replace(self, shape=shape, compute=lambda: self.read()[start:stop])
 
 
 def read_headers(folder: Path) -> dict[str, TensorRef]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from draftrt.errors import CheckpointError, DraftrtError, collect
-from draftrt.export.checkpoint import TensorRef, read_headers
+from draftrt.export.checkpoint import read_headers
 from draftrt.export.facts import Facts, read_json
+from draftrt.export.tensor_ref import TensorRef
 
 CONFIG = "config.json"
 

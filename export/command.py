@@ -82,7 +82,9 @@ from draftrt.spec import Precision
     "--hash",
     "hashed",
     type=click.Choice(["sampled", "full"]),
-    help="Of the checkpoint's weight files, for the manifest.  [default: full, with link sampled]",
+    default="sampled",
+    show_default=True,
+    help="How the manifest identifies the checkpoint's weight files: by samples, or by every byte.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 def export(
@@ -99,7 +101,7 @@ def export(
     ignore_keys: tuple[str, ...],
     target_graph: bool | None,
     weights: str,
-    hashed: str | None,
+    hashed: str,
     force: bool,
 ) -> None:
     """Trace the drafter in folder DRAFT and its target into a bundle; or the target alone."""
@@ -129,7 +131,7 @@ def export(
         target_graph=target_graph,
         force=force,
         weights=WeightMode(weights),
-        hash_all=None if hashed is None else hashed == "full",
+        hash_all=hashed == "full",
     )
     bar = ProgressBar()
     export_bundle(draft, target, out, options, bar.report, bar.show)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftrt.errors import CheckpointError, collect
-from draftrt.export.checkpoint import FLOATS, ITEMSIZE, ComputedRef, TensorRef, read_headers
+from draftrt.export.checkpoint import read_headers
 from draftrt.export.decoder_shapes import decoder_shapes
 from draftrt.export.rope_shapes import PREFIX as ROPE
 from draftrt.export.rope_shapes import rope_of, table_shapes
 from draftrt.export.shapes import tensor_shapes
+from draftrt.export.tensor_ref import FLOATS, ITEMSIZE, ComputedRef, TensorRef
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision, RopeSpec
 
 if TYPE_CHECKING:

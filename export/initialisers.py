@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from draftrt.errors import ExportError
-from draftrt.export.checkpoint import TensorRef, from_tensor
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.quantized_graph import CODES, SCALES
+from draftrt.export.tensor_ref import TensorRef, from_tensor
 from draftrt.quantization import HEAD, TABLES, Scheme
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.errors import CheckpointError, DraftrtError, SpecError, UnsupportedError, collect
-from draftrt.export.checkpoint import FLOATS, TensorRef
 from draftrt.export.checkpoint_folder import open_checkpoint
 from draftrt.export.config import ConfigFacts, read_config
 from draftrt.export.facts import Facts
 from draftrt.export.shapes import tensor_shapes
 from draftrt.export.target import EMBED, HEAD, Target
 from draftrt.export.tensor_names import Canonical, canonicalise, cut_fused
+from draftrt.export.tensor_ref import FLOATS, TensorRef
 from draftrt.export.vocabulary import read_vocabulary
 from draftrt.spec import DrafterSpec, Family, VocabMap
 

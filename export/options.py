@@ -33,8 +33,8 @@ class ExportOptions:
             where it cannot.
         force: replace an existing bundle.
         weights: whether the bundle holds its weights or points to those of the checkpoint.
-        hash_all: hash the checkpoint's weights whole; None: only when they are copied. See
-            `draftrt.linked` for what is hashed otherwise.
+        hash_all: hash the checkpoint's weights whole; see `draftrt.linked` for what is hashed
+            otherwise.
     """
 
     precision: Precision = Precision.FP32
@@ -48,12 +48,7 @@ class ExportOptions:
     target_graph: bool | None = None
     force: bool = False
     weights: WeightMode = WeightMode.COPY
-    hash_all: bool | None = None
-
-    @property
-    def hashes_all(self) -> bool:
-        """Whether the checkpoint's weights are hashed whole."""
-        return self.weights is WeightMode.COPY if self.hash_all is None else self.hash_all
+    hash_all: bool = False
 
 
 def max_context(options: ExportOptions, *specs: DrafterSpec | DecoderSpec | None) -> int:

@@ -22,6 +22,7 @@ from draftrt.export.placing import place_draft, place_target
 from draftrt.export.target import Target, check_tokenizer, read_target
 from draftrt.export.weight_files import OnTick, WeightFiles, weight_files
 from draftrt.linked import sample_sha256
+from draftrt.loading import first_import
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import DecoderSpec
 
@@ -123,17 +124,15 @@ def _write_graphs(
     target_weights = (
         None if decoder is None else place_target(decoder, target, options, context, files)
     )
-    if loaded is not None and options.hashes_all:
+    if loaded is not None and options.hash_all:
         for path in _own_files(loaded):
             files.hash_input(path)
-    # Only now is PyTorch loaded, beside the copying.
-    if loaded is not None:
+    with first_import("torch"):  # only now, beside the copying
         from draftrt.export.draft_graph import write_draft_graph
-
+        from draftrt.export.target_graph import write_target_graph
+    if loaded is not None:
         graphs["draft"] = write_draft_graph(loaded, folder, options, report, context, draft_weights)
     if decoder is not None:
-        from draftrt.export.target_graph import write_target_graph
-
         assert target_weights is not None
         taps = () if loaded is None else loaded.spec.target_layer_ids
         graphs["target"] = write_target_graph(
@@ -189,7 +188,7 @@ def _manifest(
         created=now(),
         notes=notes,
         decoder=decoder,
-        links=weights.links.entries(is_full=options.hashes_all),
+        links=weights.links.entries(is_full=options.hash_all),
     )
 
 

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftrt.export.checkpoint import TensorRef, from_tensor
 from draftrt.export.code_sizes import block_of, bytes_of
 from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.export.quantized_graph import QuantizedUse
+from draftrt.export.tensor_ref import TensorRef, from_tensor
 from draftrt.quantization import Scheme
 
 SLICE_ELEMENTS = 1 << 23

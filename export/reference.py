@@ -5,7 +5,6 @@ from __future__ import annotations
 from draftrt.bundle import Bundle
 from draftrt.errors import BundleError
 from draftrt.export.assemble import reference_module
-from draftrt.export.checkpoint import TensorRef
 from draftrt.export.decoder import Decoder
 from draftrt.export.decoder_shapes import decoder_shapes
 from draftrt.export.drafter import Drafter
@@ -17,6 +16,7 @@ from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.rope import table_tensors
 from draftrt.export.rope_shapes import rope_of
 from draftrt.export.shapes import tensor_shapes
+from draftrt.export.tensor_ref import TensorRef
 from draftrt.spec import Precision
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftrt.errors import CheckpointError, DraftrtError, collect
-from draftrt.export.checkpoint import FLOATS, TensorRef
 from draftrt.export.checkpoint_folder import open_checkpoint
 from draftrt.export.facts import Facts, read_json
+from draftrt.export.tensor_ref import FLOATS, TensorRef
 from draftrt.spec import TargetSpec
 
 EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from draftrt.errors import CheckpointError, DraftrtError, UnsupportedError
-from draftrt.export.checkpoint import FLOATS, TensorRef
+from draftrt.export.tensor_ref import FLOATS, TensorRef
 
 RENAMES: tuple[tuple[str, str, str], ...] = (
     # pattern, canonical, whose spelling

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from draftrt.export.checkpoint import TensorRef
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layers import WEIGHT
 from draftrt.export.quantized_file import QuantizedRef
+from draftrt.export.tensor_ref import TensorRef
 
 
 class Unread:

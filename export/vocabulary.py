@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from draftrt.export.checkpoint import TensorRef
 from draftrt.export.config import ConfigFacts
 from draftrt.export.facts import Facts
 from draftrt.export.target import EMBED, HEAD, Target
+from draftrt.export.tensor_ref import TensorRef
 from draftrt.spec import Family, TableSource, VocabMap
 
 Tensors = Mapping[str, TensorRef]

@@ -18,12 +18,13 @@ from typing import BinaryIO
 
 from draftrt.bundle import sha256_of
 from draftrt.errors import ExportError
+from draftrt.export.data_file import DataFile, mapped
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.links import Links
 from draftrt.export.places import Place, Progress, QuantizedWeight, WeightMode
 from draftrt.export.quantized_graph import QuantizedUse
 from draftrt.export.quantized_sizes import is_quantised, quantised_bytes
-from draftrt.export.weight_slices import SLICE_BYTES, is_linkable, num_bytes, slices
+from draftrt.export.weight_slices import converted, is_linkable, num_bytes
 from draftrt.manifest import FileEntry
 from draftrt.quantization import Quantization
 
@@ -158,25 +159,30 @@ class WeightFiles:
 
     def _hash(self, path: Path) -> str:
         digest = hashlib.sha256()
-        with path.open("rb") as stream:
-            while piece := stream.read(SLICE_BYTES):
-                if self._stop.is_set():
-                    raise ExportError("the hashing was stopped")
-                digest.update(piece)
+        for piece in mapped(path, 0, path.stat().st_size):
+            self._go_on()
+            digest.update(piece)
         return digest.hexdigest()
 
     def _write(self, plan: _DataFile) -> FileEntry:
-        digest = hashlib.sha256()
-        with plan.path.open("wb") as stream:
+        with DataFile(plan.path, self._count) as file:
             for tensor, place in plan.tensors:
-                gap = b"\0" * (place.offset - stream.tell())
-                for piece in _pieces(gap, tensor):
-                    if self._stop.is_set():
-                        raise ExportError("the copying was stopped")
-                    digest.update(piece)
-                    stream.write(piece)
-                    self.progress.done += len(piece)
-        return FileEntry(bytes=plan.end, sha256=digest.hexdigest())
+                file.fill(place.offset)
+                source = tensor.source
+                if source.file is not None and is_linkable(tensor):
+                    file.copy(source.file, source.offset, place.length)
+                else:
+                    for piece in converted(tensor):
+                        file.write(piece)
+            return file.finish()
+
+    def _count(self, count: int) -> None:
+        self.progress.done += count
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._stop.is_set():
+            raise ExportError("the copying was stopped")
 
 
 def _align(stream: BinaryIO) -> int:
@@ -184,11 +190,6 @@ def _align(stream: BinaryIO) -> int:
     offset = -(-stream.tell() // ALIGNMENT) * ALIGNMENT
     stream.write(b"\0" * (offset - stream.tell()))
     return offset
-
-
-def _pieces(gap: bytes, tensor: GraphTensor) -> Iterator[memoryview]:
-    yield memoryview(gap)
-    yield from slices(tensor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
-"""The bytes of a weight as its graph holds it, a slice at a time."""
+"""The bytes of a weight as its graph holds it: how many, whether they are there, converted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from draftrt.errors import CheckpointError
 from draftrt.export.graph_tensors import GraphTensor
 
 SLICE_BYTES = 1 << 24
@@ -35,32 +34,8 @@ def is_linkable(tensor: GraphTensor) -> bool:
     return tensor.source.file is not None and tensor.source.dtype == tensor.dtype
 
 
-def slices(tensor: GraphTensor) -> Iterator[memoryview]:
-    """Yield the content in the graph's element type, a slice at a time.
-
-    A slice is valid until the next one is asked for. PyTorch is loaded only for content that is
-    converted or computed.
-    """
-    yield from _stored(tensor) if is_linkable(tensor) else _converted(tensor)
-
-
-def _stored(tensor: GraphTensor) -> Iterator[memoryview]:
-    assert tensor.source.file is not None
-    left, buffer = num_bytes(tensor), memoryview(bytearray(SLICE_BYTES))
-    with tensor.source.file.open("rb", buffering=0) as stream:
-        stream.seek(tensor.source.offset)
-        while left:
-            count = stream.readinto(buffer[: min(left, SLICE_BYTES)])
-            if not count:
-                raise CheckpointError(
-                    f"{tensor.source.file}: {tensor.source.name!r} ends {left} bytes early",
-                    hint="the file was changed meanwhile; export again",
-                )
-            yield buffer[:count]
-            left -= count
-
-
-def _converted(tensor: GraphTensor) -> Iterator[memoryview]:
+def converted(tensor: GraphTensor) -> Iterator[memoryview]:
+    """Yield the content in the graph's element type, a slice of rows at a time."""
     import torch
 
     source, rows = tensor.source, tensor.shape[0] if tensor.shape else 1

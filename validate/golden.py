@@ -131,9 +131,9 @@ def case_target(case: GoldenCase, folder: Path | None = None) -> Target:
     """
     import torch
 
-    from draftrt.export.checkpoint import from_tensor
     from draftrt.export.load import load_drafter
     from draftrt.export.target import EMBED, HEAD, Target
+    from draftrt.export.tensor_ref import from_tensor
     from draftrt.validate.record_tables import recorded_tables
 
     drafter = load_drafter(case.draft, None).spec

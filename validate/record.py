@@ -29,8 +29,8 @@ from draftrt.validate.records import ARRAYS_FILE, CASE_FILE, DRAFT_FOLDER, VERSI
 from draftrt.validate.tolerances import LOGITS
 
 if TYPE_CHECKING:
-    from draftrt.export.checkpoint import TensorRef
     from draftrt.export.load import LoadedDrafter
+    from draftrt.export.tensor_ref import TensorRef
 
 WEIGHTS = ("auto", "copy", "hash")
 MAX_COPY_BYTES = 64 << 20  # auto keeps weights up to here

@@ -14,7 +14,7 @@ from draftrt.validate.record_files import RecordError
 from draftrt.validate.records import GoldenCase
 
 if TYPE_CHECKING:
-    from draftrt.export.checkpoint import TensorRef
+    from draftrt.export.tensor_ref import TensorRef
 
 ROWS_A_SLICE = 4096
 

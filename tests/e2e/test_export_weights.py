@@ -16,6 +16,7 @@ from draftrt.cli import group
 from draftrt.errors import BundleError, ExportError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
+from draftrt.linked import sample_sha256
 from draftrt.runtime.load import open_graph
 from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
@@ -113,9 +114,10 @@ def test_a_linked_checkpoint_is_hashed_whole_where_that_is_asked_for(folder: Pat
     bundle.verify_hashes()
     source = folder / "draft" / "model.safetensors"
     assert bundle.manifest.inputs["draft/model.safetensors"] == sha256_of(source)
-    linked = Bundle.open(folder / "linked").manifest.inputs
-    assert "draft/model.safetensors, sampled" in linked
-    assert "draft/model.safetensors" not in linked
+    for name in ("linked", "copied"):
+        inputs = Bundle.open(folder / name).manifest.inputs
+        assert inputs["draft/model.safetensors, sampled"] == sample_sha256(source)
+        assert "draft/model.safetensors" not in inputs
 
 
 def flip(path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from draftrt.bundle import new_bundle
+from draftrt.bundle import MANIFEST, new_bundle, write_atomically
 from draftrt.errors import BundleError
 
 
@@ -64,3 +65,79 @@ def test_force_replaces_bundles_and_empty_folders_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == [
         *("empty", "file", "mine", "other", "part"),
     ]
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record what is waited for, and what is renamed, in order, by name."""
+    events: list[str] = []
+    wait, rename = os.fsync, Path.replace
+
+    def record_wait(descriptor: int) -> None:
+        events.append(f"disk has {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
+        wait(descriptor)
+
+    def record_rename(path: Path, target: Path) -> Path:
+        events.append(f"rename to {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_wait)
+    monkeypatch.setattr(Path, "replace", record_rename)
+    return events
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open files: Linux only")
+def test_the_disk_has_all_of_a_bundle_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = synced(monkeypatch)
+    with new_bundle(tmp_path / "bundle") as folder:
+        (folder / "tokenizer").mkdir()
+        (folder / "linked").mkdir()
+        for name in ("a", "tokenizer/b", "linked/c"):
+            (folder / name).write_text("whole", encoding="utf-8")
+    at = events.index("rename to bundle")
+    assert {"disk has a", "disk has b", "disk has tokenizer"} <= set(events[:at])
+    assert "disk has c" not in events  # a file of the checkpoint
+    assert events[at + 1 :] == [f"disk has {tmp_path.name}"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open files: Linux only")
+def test_the_disk_has_a_file_before_it_replaces_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = synced(monkeypatch)
+    write_atomically(tmp_path / "file", b"content")
+    first, *rest = events
+    assert first.startswith("disk has .file.")
+    assert rest == ["rename to file", f"disk has {tmp_path.name}"]
+
+
+def old_bundle(path: Path) -> None:
+    path.mkdir()
+    (path / MANIFEST).write_text("old", encoding="utf-8")
+
+
+def test_a_bundle_is_replaced_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    old_bundle(tmp_path / "bundle")
+    with new_bundle(tmp_path / "bundle", force=True) as folder:
+        (folder / "part").write_text("new", encoding="utf-8")
+    assert [path.name for path in (tmp_path / "bundle").iterdir()] == ["part"]
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_bundle_that_cannot_be_replaced_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old_bundle(tmp_path / "bundle")
+    rename = Path.replace
+
+    def refuse_new(path: Path, target: Path) -> Path:
+        if ".partial-" in path.name:
+            raise OSError("cannot rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", refuse_new)
+    with pytest.raises(OSError, match="cannot rename"), new_bundle(tmp_path / "bundle", force=True):
+        pass
+    assert (tmp_path / "bundle" / MANIFEST).read_text(encoding="utf-8") == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]

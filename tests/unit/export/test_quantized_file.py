@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from draftrt.export import quantized_file
-from draftrt.export.checkpoint import TensorRef, from_tensor
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.export.quantized_file import QuantizedRef, write_quantized
 from draftrt.export.quantized_graph import QuantizedUse
+from draftrt.export.tensor_ref import TensorRef, from_tensor
 from draftrt.quantization import Scheme
 
 

@@ -123,7 +123,7 @@ def test_a_record_by_hash_needs_the_very_drafter_and_target(target: Path, tmp_pa
 def test_a_table_hash_covers_shape_and_values_whatever_the_type(target: Path) -> None:
     import torch
 
-    from draftrt.export.checkpoint import from_tensor
+    from draftrt.export.tensor_ref import from_tensor
 
     table = torch.arange(24, dtype=torch.float32).reshape(6, 4)
     kept = {from_tensor("t", x) for x in (table, table.half(), table.bfloat16())}
