@@ -22,7 +22,6 @@ from draftrt.export.placing import place_draft, place_target
 from draftrt.export.target import Target, check_tokenizer, read_target
 from draftrt.export.weight_files import OnTick, WeightFiles, weight_files
 from draftrt.linked import sample_sha256
-from draftrt.loading import first_import
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import DecoderSpec
 
@@ -127,9 +126,10 @@ def _write_graphs(
     if loaded is not None and options.hash_all:
         for path in _own_files(loaded):
             files.hash_input(path)
-    with first_import("torch"):  # only now, beside the copying
-        from draftrt.export.draft_graph import write_draft_graph
-        from draftrt.export.target_graph import write_target_graph
+    # Only now is PyTorch loaded, beside the copying.
+    from draftrt.export.draft_graph import write_draft_graph
+    from draftrt.export.target_graph import write_target_graph
+
     if loaded is not None:
         graphs["draft"] = write_draft_graph(loaded, folder, options, report, context, draft_weights)
     if decoder is not None:

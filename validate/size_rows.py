@@ -24,11 +24,12 @@ GB = 10**9
 OWN_PEAK = """
 import sys
 from pathlib import Path
-from draftrt.cli import group
-status = group(sys.argv[1:], standalone_mode=False)
-text = Path("/proc/self/status").read_text()
-print("peak", int(text.split("VmHWM:")[1].split()[0]) * 1024, flush=True)
-sys.exit(status if isinstance(status, int) else 0)
+from draftrt.cli import main
+try:
+    main()
+finally:
+    text = Path("/proc/self/status").read_text()
+    print("peak", int(text.split("VmHWM:")[1].split()[0]) * 1024, flush=True)
 """
 
 
