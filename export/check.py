@@ -158,11 +158,16 @@ def compare_round(
     error = _difference(spec, want, got, caches, length + rows, precision)
     error = error or _sampled_difference(want, got, precision)
     if error is not None:
-        raise ExportError(
-            f"{name}: ONNX Runtime and the PyTorch module differ at context length "
-            f"{length} with {rows} new rows: {error}",
-            hint="the exported graph is wrong; this is a defect of draftrt, please report it",
-        )
+        raise round_differs(name, sizes, error)
+
+
+def round_differs(name: str, sizes: tuple[int, int], error: str) -> ExportError:
+    """Return the refusal of a graph whose round, of so much context and new rows, differs."""
+    return ExportError(
+        f"{name}: ONNX Runtime and the PyTorch module differ at context length {sizes[0]} with "
+        f"{sizes[1]} new rows: {error}",
+        hint="the exported graph is wrong; this is a defect of draftrt, please report it",
+    )
 
 
 def open_session(path: Path) -> Any:

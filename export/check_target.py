@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,16 @@ import numpy as np
 import torch
 
 from draftrt.errors import ExportError
-from draftrt.export.assemble import TORCH
 from draftrt.export.check import open_session, widened, write_float32_twin
 from draftrt.export.check_ids import TOLERANCE
-from draftrt.export.check_sampled import (
-    check_weights,
-    one_layer_file,
-    row_blocks,
-    sampled_layers,
-)
+from draftrt.export.check_weights import check_weights
 from draftrt.export.decoder import Decoder
 from draftrt.export.graph_tensors import GraphTensor
+from draftrt.export.layer_samples import Sample, compare_samples, random_caches, samples
 from draftrt.export.layers import state_name
-from draftrt.export.one_layer import Rows, feature_sources
+from draftrt.export.one_layer import feature_sources
 from draftrt.export.profile import Profile
-from draftrt.export.quantized_file import QuantizedRef
+from draftrt.export.same_layers import check_same_layers
 from draftrt.export.unread import Unread
 from draftrt.spec import DecoderSpec, Precision
 
@@ -92,50 +87,90 @@ def check_target_sampled(
     taps: tuple[int, ...],
     precision: Precision,
     max_context: int,
+    written: Callable[[], object] = lambda: None,
 ) -> list[str]:
     """Compare a large target's graph with its module as `draftrt.export.check_sampled` says.
 
     Returns:
-        One line for all weights, one for the features and one a layer that was computed.
+        One line for all weights, one for the features, one for each kind with several layers, one
+        for each round.
 
     Raises:
-        ExportError: a weight's bytes or the places of the features differ, or logits or caches
-            beyond the tolerance.
+        ExportError: a weight's bytes or the places of the features differ, a layer's nodes are not
+            those of its kind, or logits or caches are beyond the tolerance.
     """
-    lines = [f"rows of all {check_weights(path, tensors)} weights are the checkpoint's"]
-    lines += _check_features(path, taps)
     computed = Precision.FP32 if precision is Precision.BF16 else precision
-    layers = sampled_layers(spec.num_layers)
-    head = HEAD if HEAD in tensors else TABLE
-    rows = tensors[head].shape[0]
-    is_whole = isinstance(tensors[head].source, QuantizedRef)
-    blocks = [Rows(0, rows)] * len(layers) if is_whole else row_blocks(rows, len(layers))
+    both = _BothSides(f"{path.name}, ", spec, tensors, computed, max_context)
+
+    def check_unread() -> list[str]:
+        written()
+        line = f"rows of all {check_weights(path, tensors)} weights are the checkpoint's"
+        return [line, *_check_features(path, taps), *check_same_layers(path, spec.windows)]
+
     rounds = [(0, 5), (min(37, max_context - 5), 1), (max_context - 3, 3)]
-    rng = np.random.default_rng(0)
-    for layer, block, (length, count) in zip(layers, blocks, rounds, strict=False):
-        one = replace(spec, windows=(spec.windows[layer],), num_layers=1, tie_word_embeddings=False)
-        ids = rng.integers(0, spec.vocab_size, size=(1, count), dtype=np.int64)
-        caches = _random_caches(one, computed, max_context)
-        feeds = [ids, np.array([length], dtype=np.int64), *caches]
-        weights = Unread(
-            tensors,
-            layer,
-            cut={HEAD: (head, block.start, block.stop)},
-            looked_up={TABLE: sorted({int(token) for token in ids[0]})},
+    todo = samples(spec.windows, rounds, tensors[both.head].shape[0])
+    tables = (tensors[both.head].name,)
+    return compare_samples(
+        path, todo, spec.num_layers, tables, both.want, both.compare, check_unread
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _BothSides:
+    """One layer of a target by its module and by its graph.
+
+    Attributes:
+        where: for messages.
+        spec: the target's layers.
+        tensors: its weights.
+        precision: what is computed in.
+        max_context: rows of each cache.
+        caches: keys and values of every round, by their shape.
+    """
+
+    where: str
+    spec: DecoderSpec
+    tensors: Mapping[str, GraphTensor]
+    precision: Precision
+    max_context: int
+    caches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    @property
+    def head(self) -> str:
+        """Name of the weight that makes the logits."""
+        return HEAD if HEAD in self.tensors else TABLE
+
+    def want(self, sample: Sample) -> tuple[list[Any], list[Any]]:
+        """Return feeds and what the module makes of them, of the caches the rows in use."""
+        window = self.spec.windows[sample.layer]
+        one = replace(self.spec, windows=(window,), num_layers=1, tie_word_embeddings=False)
+        groups, dim = self.spec.cache_shape(sample.layer)
+        shape = (1, groups, self.max_context, dim)
+        caches = self.caches.setdefault(
+            (groups, dim), random_caches([shape, shape], self.precision)
         )
-        want = _run_module(Decoder(one, weights).eval(), feeds)
-        with one_layer_file(
-            path, layer=layer, num_layers=spec.num_layers, rows=block, tables=(tensors[head].name,)
-        ) as small:
-            session = open_session(small)
-            names = [item.name for item in session.get_outputs()]
-            got = _run_session(session, feeds)
-            del session  # and the weights it mapped
-        what = f"layer {layer} of {spec.num_layers}, vocabulary rows {block}"
-        where = f"{path.name}, {what}: at context {length} with {count} tokens"
-        gap = _largest_gap(where, names, want, got, length + count, computed)
-        lines.append(f"{what}, context {length} + {count} rows: worst {gap:.1e} from PyTorch")
-    return lines
+        size = (1, sample.count)
+        ids = self.rng.integers(0, self.spec.vocab_size, size=size, dtype=np.int64)
+        feeds = [ids, np.array([sample.length], dtype=np.int64), *caches]
+        cut = {HEAD: (self.head, sample.block.start, sample.block.stop)}
+        weights = Unread(self.tensors, sample.layer, cut=cut)
+        module = Decoder(one, weights, with_states=True).eval()
+        used = sample.length + sample.count
+        *outputs, _, state = _run_module(module, feeds)
+        return feeds, [_rows_in_use(array, used) for array in (*outputs, state)]
+
+    def compare(self, sample: Sample, session: Any, wanted: tuple[list[Any], list[Any]]) -> str:
+        """Run the graph on the same feeds; return a line about it."""
+        feeds, expected = wanted
+        names = [item.name for item in session.get_outputs()]
+        got = _run_session(session, feeds)
+        what = f"layer {sample.layer} of {self.spec.num_layers}, vocabulary rows {sample.block}"
+        where = f"{self.where}{what}: at context {sample.length} with {sample.count} tokens"
+        used = sample.length + sample.count
+        gap = _largest_gap(where, names, expected, got, used, self.precision)
+        context = f"context {sample.length} + {sample.count} rows"
+        return f"{what}, {context}: worst {gap:.1e} from PyTorch"
 
 
 def _check_features(path: Path, taps: tuple[int, ...]) -> list[str]:
@@ -187,11 +222,5 @@ def _rows_in_use(array: Any, rows: int) -> Any:
 
 
 def _random_caches(spec: DecoderSpec, precision: Precision, max_context: int) -> list[Any]:
-    generator = torch.Generator().manual_seed(7)
-    made = []
-    for layer in range(spec.num_layers):
-        groups, dim = spec.cache_shape(layer)
-        for _ in range(2):
-            content = 0.5 * torch.randn(1, groups, max_context, dim, generator=generator)
-            made.append(content.to(TORCH[precision.dtype]).numpy())
-    return made
+    shapes = [spec.cache_shape(layer) for layer in range(spec.num_layers) for _ in range(2)]
+    return random_caches([(1, groups, max_context, dim) for groups, dim in shapes], precision)

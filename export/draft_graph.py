@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry
-from draftrt.export.check import check_file, check_graph
+from draftrt.export.check import check_graph
 from draftrt.export.check_sampled import check_draft_sampled, is_small
 from draftrt.export.drafter import Drafter, SampledDrafter
-from draftrt.export.graph_file import flexible_path
 from draftrt.export.layers import plan_layers, state_names, write_layers
 from draftrt.export.load import LoadedDrafter
 from draftrt.export.options import ExportOptions, Report, max_context
@@ -20,7 +20,7 @@ from draftrt.export.signature import CAPACITY, draft_signature
 from draftrt.export.trace import trace
 from draftrt.export.weight_files import PlacedWeights, weight_files
 from draftrt.export.weights import placeholders
-from draftrt.export.written_graph import entry_of, write_graph_of
+from draftrt.export.written_graph import entry_of, finish_weights, write_graph_of
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec
 
@@ -54,20 +54,23 @@ def write_draft_graph(
             f"warning: max_context {context} is beyond the {spec.rope.max_position_embeddings} "
             "positions the drafter declares; acceptance may fall there"
         )
-    signature, flexible = (_signature(spec, options, context, flag) for flag in (False, True))
+    fixed, flexible = (_signature(spec, options, context, flag) for flag in (False, True))
     report(
         f"trace: {spec.family.value}, {spec.num_layers} layers, {precision.value}, "
         f"max_context {context}"
     )
     model = _traced(spec, weights, options, context)
     path = folder / DRAFT_FILE
-    tensors = write_graph_of(model, weights, path, {CAPACITY: context}, report)
-    check_file(path, signature)
-    check_file(flexible_path(path), flexible)
-    check = check_graph if is_small(tensors) else check_draft_sampled
-    for line in check(path, spec, tensors, signature, precision, context):
+    tensors = write_graph_of(model, weights, path, {CAPACITY: context})
+    finish = partial(finish_weights, path, weights, (fixed, flexible), report)
+    if is_small(tensors):
+        finish()
+        lines = check_graph(path, spec, tensors, fixed, precision, context)
+    else:
+        lines = check_draft_sampled(path, spec, tensors, fixed, precision, context, finish)
+    for line in lines:
         report(f"check: {line}")
-    return entry_of(path, weights, options, context, signature)
+    return entry_of(path, weights, options, context, fixed)
 
 
 def _signature(

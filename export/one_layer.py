@@ -1,33 +1,23 @@
 """A written graph with one of its layers left, to be computed in little memory.
 
 The shared nodes, one layer and the head, over the written file's own weights where they lie. Of the
-tables over the vocabulary only a block of rows is computed with.
+tables over the vocabulary only a block of rows is computed with, and of a table to look up in only
+the rows that are found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
+from draftrt.export.block_products import Rows, cut_rows, split_products, widen
+from draftrt.export.initialisers import read_initialisers
 from draftrt.export.layers import CACHE, EMBEDDING, SHARED, graph_parts, state_name
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A block of rows, ``start`` to ``stop``."""
-
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def __str__(self) -> str:
-        return f"{self.start}..{self.stop - 1}"
+from draftrt.export.quantized_file import QuantizedRef, packed
+from draftrt.export.quantized_graph import CODES, SCALES, look_up_rows
 
 
 def write_one_layer(
@@ -36,7 +26,7 @@ def write_one_layer(
     """Write the graph of one layer beside the file it is made from.
 
     A bfloat16 graph becomes one in float32 that widens each weight when it needs it: ONNX Runtime's
-    CPU kernels know no bfloat16 products.
+    CPU kernels know no bfloat16 products. The layer's result is a further output, the last one.
 
     Args:
         source: written ONNX file of all layers, not opened for its weights.
@@ -50,6 +40,7 @@ def write_one_layer(
 
     model = onnx.load(str(source), load_external_data=False)
     graph = model.graph
+    look_up_rows(graph)
     parts = graph_parts(graph, num_layers)
     body = [*parts.get(SHARED, []), *parts[layer], *parts.get(num_layers, [])]
     renamed = {state_name(layer - 1): EMBEDDING, state_name(num_layers - 1): state_name(layer)}
@@ -61,7 +52,8 @@ def write_one_layer(
         nodes.append(copy)
     weights = {tensor.name: tensor for tensor in graph.initializer}
     _cut_tables(nodes, weights, rows, tables)
-    _widen(nodes, weights)
+    _cut_quantised(nodes, weights, rows, tables, source)
+    nodes = widen(split_products(nodes, weights), weights)
     used = {name for node in nodes for name in node.input}
     inputs = [value for value in graph.input if _belongs(value.name, layer)]
     outputs = [value for value in graph.output if _belongs(value.name, layer)]
@@ -72,6 +64,8 @@ def write_one_layer(
             kind.elem_type = onnx.TensorProto.FLOAT
     for value in outputs:
         value.type.tensor_type.ClearField("shape")
+    state = onnx.helper.make_tensor_value_info(state_name(layer), onnx.TensorProto.FLOAT, None)
+    outputs.append(state)
     for value in inputs:
         if value.name == "noise":
             value.type.tensor_type.shape.dim[2].Clear()
@@ -101,63 +95,43 @@ def _cut_tables(
     for name in tables:
         if name not in weights or len(rows) == weights[name].dims[0]:
             continue
-        whole, block = weights[name], f"{name}.rows"
-        weights[block] = _cut(whole, block, rows)
+        block = cut_rows(weights, name, rows)
         for node in nodes:
             if node.op_type != "Gather" or name == "d2t":
                 node.input[:] = [block if given == name else given for given in node.input]
 
 
-def _cut(tensor: Any, name: str, rows: Rows) -> Any:
+def _cut_quantised(
+    nodes: list[Any], weights: dict[str, Any], rows: Rows, tables: Collection[str], source: Path
+) -> None:
+    """Let products with a quantised table dequantise the block of its output channels."""
+    for name in tables:
+        if name + CODES not in weights:
+            continue
+        ref = read_initialisers(source)[name]
+        assert isinstance(ref, QuantizedRef)
+        if not ref.is_product or len(rows) == ref.shape[0]:
+            continue
+        codes = packed(ref.codes(rows.start, rows.stop).T.contiguous(), ref.scheme)
+        scales = ref.channel_scales(rows.start, rows.stop).T.contiguous()
+        raw = scales.view(torch.uint8).numpy().tobytes()
+        for whole, content in ((name + CODES, codes), (name + SCALES, raw)):
+            _replace(nodes, weights, whole, content, len(rows))
+
+
+def _replace(
+    nodes: list[Any], weights: dict[str, Any], name: str, content: bytes, count: int
+) -> None:
+    """Let nodes use an initialiser like one that is there, of ``count`` along its last axis."""
     import onnx
 
-    made = onnx.TensorProto()
-    made.CopyFrom(tensor)
-    made.name = name
-    made.dims[0] = len(rows)
-    place = {entry.key: entry for entry in made.external_data}
-    if not place:
-        array = onnx.numpy_helper.to_array(tensor)[rows.start : rows.stop]
-        return onnx.numpy_helper.from_array(array, name)
-    width = int(place["length"].value) // tensor.dims[0]
-    place["offset"].value = str(int(place["offset"].value) + rows.start * width)
-    place["length"].value = str(len(rows) * width)
-    return made
-
-
-def _widen(nodes: list[Any], weights: dict[str, Any]) -> None:
-    """Turn bfloat16 into float32; a large weight is widened by a node, right before its use."""
-    import onnx
-
-    brain, full = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
-    lookups: dict[str, str] = {}
-    for node in list(nodes):
-        for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == brain:
-                attribute.i = full
-            if attribute.HasField("t") and attribute.t.data_type == brain:
-                wide = onnx.numpy_helper.to_array(attribute.t).astype(np.float32)
-                attribute.t.CopyFrom(onnx.numpy_helper.from_array(wide))
-        for place, name in enumerate(node.input):
-            tensor = weights.get(name)
-            if tensor is None or tensor.data_type != brain:
-                continue
-            if not tensor.external_data:
-                wide = onnx.numpy_helper.to_array(tensor).astype(np.float32)
-                weights[name] = onnx.numpy_helper.from_array(wide, name)
-            elif node.op_type == "Gather":
-                lookups[node.output[0]] = f"{node.output[0]}.narrow"
-                node.output[0] = lookups[node.output[0]]
-                at = nodes.index(node) + 1
-                made = onnx.helper.make_node(
-                    "Cast", [node.output[0]], [node.output[0].removesuffix(".narrow")], to=full
-                )
-                nodes.insert(at, made)
-            else:
-                wide_name = f"{name}.{nodes.index(node)}.wide"
-                made = onnx.helper.make_node("Cast", [name], [wide_name], to=full)
-                node.input[place] = wide_name
-                nodes.insert(nodes.index(node), made)
+    whole = weights[name]
+    block = onnx.helper.make_tensor(
+        f"{name}.rows", whole.data_type, [*whole.dims[:-1], count], content, raw=True
+    )
+    weights[block.name] = block
+    for node in nodes:
+        node.input[:] = [block.name if given == name else given for given in node.input]
 
 
 def feature_sources(path: Path) -> Mapping[str, list[str]]:

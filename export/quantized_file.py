@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO
@@ -12,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftrt.export.code_sizes import block_of, bytes_of
+from draftrt.export.code_sizes import bytes_of
 from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.export.quantized_graph import QuantizedUse
 from draftrt.export.tensor_ref import TensorRef, from_tensor
@@ -82,13 +81,16 @@ def packed(codes: Tensor, scheme: Scheme) -> bytes:
     return ((flat[0::2] & 0xF) | (flat[1::2] << 4)).tobytes()
 
 
-def unpacked(raw: NDArray[np.uint8], scheme: Scheme, shape: tuple[int, ...]) -> Tensor:
-    """Return the codes that `packed` wrote, int8 or float8_e4m3fn."""
+def unpacked(raw: NDArray[np.uint8], scheme: Scheme) -> Tensor:
+    """Return the codes of bytes [..., n]: [..., n], two for each byte of int4 along the last axis.
+
+    Their type is int8, or float8_e4m3fn.
+    """
     if scheme is Scheme.INT4:
-        both = np.stack((raw << 4, raw & 0xF0), axis=-1).reshape(-1)[: math.prod(shape)]
-        return torch.from_numpy(both.view(np.int8) >> 4).reshape(shape)
+        both = np.stack((raw << 4, raw & 0xF0), axis=-1).view(np.int8) >> 4
+        return torch.from_numpy(both.reshape(*raw.shape[:-1], -1))
     kind = torch.float8_e4m3fn if scheme is Scheme.FP8 else torch.int8
-    return torch.from_numpy(np.array(raw)).view(kind).reshape(shape)
+    return torch.from_numpy(np.array(raw)).view(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,62 +112,45 @@ class QuantizedRef(TensorRef):
 
     def read(self) -> Tensor:
         """Return the weight [out, in] that the integers stand for."""
-        assert self.file is not None
-        assert self.scales is not None
         rows, width = self.shape
-        count = bytes_of(rows * width, self.scheme)
-        raw = np.memmap(self.file, dtype=np.uint8, mode="r", offset=self.offset, shape=(count,))
-        scales = self.scales.read()
-        wanted: torch.dtype = getattr(torch, self.dtype)
-        if not self.is_product:
-            return dequantize(unpacked(raw, self.scheme, self.shape), scales).to(wanted)
-        out = torch.empty(rows, width, dtype=wanted)
-        step = block_of(self.name, width) if self.scheme is Scheme.INT4 else 1
-        step *= max(1, SLICE_ELEMENTS // rows // step)
-        for first in range(0, width, step):
-            lines = min(step, width - first)
-            begin, end = first * rows, (first + lines) * rows
-            part = raw[begin // 2 : -(-end // 2)] if self.scheme is Scheme.INT4 else raw[begin:end]
-            codes = unpacked(part, self.scheme, (lines, rows)).T
-            some = scales
-            if self.scheme is Scheme.INT4:
-                block = width // scales.shape[0]
-                some = scales[first // block : (first + lines) // block].T
-            out[:, first : first + lines] = dequantize(codes, some).to(wanted)
+        out = torch.empty(rows, width, dtype=getattr(torch, self.dtype))
+        step = max(1, SLICE_ELEMENTS // width)
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            out[first:last] = self.exact_rows(first, last)
         return out
 
     def rows(self, start: int, stop: int) -> TensorRef:
-        """Return some rows, read; of a table no others are touched."""
-        if self.is_product:
-            return from_tensor(self.name, self.read()[start:stop])
-        wanted: torch.dtype = getattr(torch, self.dtype)
-        content = torch.stack([self.channel(row) for row in range(start, stop)])
-        return from_tensor(self.name, content.to(wanted))
+        """Return some output channels, read; the codes of no others are."""
+        return from_tensor(self.name, self.exact_rows(start, stop).to(getattr(torch, self.dtype)))
 
-    def channel(self, row: int) -> Tensor:
-        """Return one output channel [in] without rounding, reading its codes one by one."""
+    def exact_rows(self, start: int, stop: int) -> Tensor:
+        """Return some output channels [n, in] without rounding, float32."""
+        return dequantize(self.codes(start, stop), self.channel_scales(start, stop))
+
+    def codes(self, start: int, stop: int) -> Tensor:
+        """Return the codes of some output channels, [n, in] int8 or float8_e4m3fn."""
         assert self.file is not None
-        assert self.scales is not None
         rows, width = self.shape
-        places = torch.arange(width) * rows + row if self.is_product else torch.arange(width)
+        count = bytes_of(rows * width, self.scheme)
+        raw = np.memmap(self.file, dtype=np.uint8, mode="r", offset=self.offset, shape=(count,))
         if not self.is_product:
-            places = places + row * width
-        raw = np.memmap(
-            self.file,
-            dtype=np.uint8,
-            mode="r",
-            offset=self.offset,
-            shape=(bytes_of(rows * width, self.scheme),),
-        )
-        if self.scheme is Scheme.INT4:
-            halves = torch.from_numpy(raw[places.numpy() // 2] >> (places.numpy() % 2 * 4) & 15)
-            codes = torch.where(halves > 7, halves.to(torch.int8) - 16, halves.to(torch.int8))
-            scales = self.scales.read()[:, row]
-        else:
-            kind = torch.float8_e4m3fn if self.scheme is Scheme.FP8 else torch.int8
-            codes = torch.from_numpy(raw[places.numpy()]).view(kind)
-            scales = self.scales.read()[row : row + 1]
-        return dequantize(codes[None], scales.reshape(1, -1))[0]
+            each = bytes_of(width, self.scheme)
+            return unpacked(raw[start * each : stop * each], self.scheme).reshape(-1, width)
+        if self.scheme is not Scheme.INT4:
+            return unpacked(raw.reshape(width, rows)[:, start:stop], self.scheme).T
+        if rows % 2:  # a line begins in the middle of a byte
+            places = np.arange(width) * rows + np.arange(start, stop)[:, None]
+            both = unpacked(raw[places // 2][..., None], self.scheme)
+            return both.gather(2, torch.from_numpy(places % 2)[..., None])[..., 0]
+        lines = raw.reshape(width, rows // 2)[:, start // 2 : -(-stop // 2)]
+        return unpacked(lines, self.scheme)[:, start % 2 : start % 2 + stop - start].T
+
+    def channel_scales(self, start: int, stop: int) -> Tensor:
+        """Return the scales of some output channels: [n], for int4 [n, blocks]."""
+        assert self.scales is not None
+        scales = self.scales.read()
+        return scales[:, start:stop].T if self.scheme is Scheme.INT4 else scales[start:stop]
 
     def exact(self) -> QuantizedRef:
         """Return the same weight without rounding: in float32 every product is exact."""

@@ -159,17 +159,25 @@ def _lookup(node: Any, use: QuantizedUse) -> list[Any]:
 
 
 def look_up_codes(path: Path) -> None:
-    """Rewrite the lookups of an ONNX file to dequantise the rows they find and not whole tables.
+    """Rewrite the lookups of an ONNX file as `look_up_rows` does."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    look_up_rows(model.graph)
+    onnx.save(model, str(path))
+
+
+def look_up_rows(graph: Any) -> None:
+    """Let lookups of a graph dequantise the rows they find and not whole tables.
 
     That is the form for ONNX Runtime, which would dequantise the table in every call. TensorRT has
     no lookup in integers; it keeps the codes in the plan and dequantises as it reads.
     """
     import onnx
 
-    model = onnx.load(str(path), load_external_data=False)
-    made = {node.output[0]: node for node in model.graph.node}
+    made = {node.output[0]: node for node in graph.node}
     nodes = []
-    for node in model.graph.node:
+    for node in graph.node:
         if node.name.endswith(".dequantize") and node.name.removesuffix(".dequantize") in TABLES:
             continue
         wide = made.get(node.input[0]) if node.op_type == "Gather" else None
@@ -184,9 +192,8 @@ def look_up_codes(path: Path) -> None:
         nodes.append(
             onnx.helper.make_node("DequantizeLinear", found, node.output, name=wide.name, axis=0)
         )
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    onnx.save(model, str(path))
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def check_quantization(

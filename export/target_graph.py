@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry
-from draftrt.export.check import check_file
 from draftrt.export.check_sampled import is_small
 from draftrt.export.check_target import check_target, check_target_sampled
 from draftrt.export.decoder import Decoder
 from draftrt.export.decoder_shapes import decoder_shapes
-from draftrt.export.graph_file import flexible_path
 from draftrt.export.layers import plan_layers, state_name, state_names, write_layers
 from draftrt.export.options import ExportOptions, Report
 from draftrt.export.placing import TARGET_FILE
@@ -20,7 +19,7 @@ from draftrt.export.signature import CAPACITY
 from draftrt.export.trace import trace
 from draftrt.export.weight_files import PlacedWeights
 from draftrt.export.weights import placeholders
-from draftrt.export.written_graph import entry_of, write_graph_of
+from draftrt.export.written_graph import entry_of, finish_weights, write_graph_of
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DecoderSpec, Precision
 
@@ -99,13 +98,13 @@ def write_target_graph(
     report(f"trace: target, {spec.num_layers} layers, {precision.value}, max_context {context}")
     model = _traced(spec, taps, weights, options, context)
     path = folder / TARGET_FILE
-    tensors = write_graph_of(model, weights, path, {CAPACITY: context}, report)
-    check_file(path, fixed)
-    check_file(flexible_path(path), flexible)
+    tensors = write_graph_of(model, weights, path, {CAPACITY: context})
+    finish = partial(finish_weights, path, weights, (fixed, flexible), report)
     if is_small(tensors):
+        finish()
         report(f"check: {check_target(path, spec, tensors, taps, precision, profile, context)}")
     else:
-        for line in check_target_sampled(path, spec, tensors, taps, precision, context):
+        for line in check_target_sampled(path, spec, tensors, taps, precision, context, finish):
             report(f"check: {line}")
     return entry_of(path, weights, options, context, fixed)
 

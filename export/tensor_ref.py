@@ -29,6 +29,7 @@ ITEMSIZE = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
+READ_BYTES = 1 << 22  # up to this a copy is cheaper than the faults of mapped pages
 FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -68,7 +69,7 @@ class TensorRef:
         )
 
     def read(self) -> torch.Tensor:
-        """Return the content; a file-backed tensor maps the file copy-on-write.
+        """Return the content; a large file-backed tensor maps the file copy-on-write.
 
         Raises:
             CheckpointError: the element type is not one that can be read.
@@ -98,9 +99,16 @@ class TensorRef:
 
     def _raw(self) -> NDArray[np.uint8]:
         assert self.file is not None
-        return np.memmap(
-            self.file, dtype=np.uint8, mode="c", offset=self.offset, shape=(self.num_bytes,)
-        )
+        size = self.num_bytes
+        if size > READ_BYTES:
+            return np.memmap(self.file, np.uint8, mode="c", offset=self.offset, shape=(size,))
+        content = np.fromfile(self.file, np.uint8, size, offset=self.offset)
+        if len(content) < size:
+            raise CheckpointError(
+                f"{self.file}: {self.name!r} ends {size - len(content)} bytes early",
+                hint="the file was changed meanwhile; export again",
+            )
+        return content
 
 
 def _count(shape: tuple[int, ...]) -> int:

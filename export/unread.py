@@ -1,16 +1,24 @@
-"""A module's weights read one by one when it asks for them, and dropped after use."""
+"""A module's weights as tensors without content, read a block of rows at a time where used.
+
+What a product or a lookup needs is read, rounded as the graph's weight is, used and dropped: as
+float32 a block stays in a processor's cache, a whole weight would go through memory three times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layers import WEIGHT
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.tensor_ref import TensorRef
+
+BLOCK_ELEMENTS = 1 << 20
 
 
 class Unread:
@@ -26,7 +34,6 @@ class Unread:
         layer: int,
         *,
         cut: Mapping[str, tuple[str, int, int]],
-        looked_up: Mapping[str, Sequence[int]],
     ) -> None:
         """Remember where everything lies.
 
@@ -34,12 +41,10 @@ class Unread:
             tensors: the weights of the graph by name.
             layer: which layer of the checkpoint the one layer is.
             cut: weights that are a block of rows: name to (name in ``tensors``, start, stop).
-            looked_up: tables of which only some rows are read: name to the ids.
         """
         self._tensors = tensors
         self._layer = layer
         self._cut = cut
-        self._looked_up = looked_up
 
     def get_parameter(self, name: str) -> Tensor:
         """Return a weight in the element type the module computes with.
@@ -47,37 +52,93 @@ class Unread:
         Raises:
             AttributeError: the model has no such weight.
         """
-        stored, start, stop = self._cut.get(name, (name, 0, -1))
+        stored, first, last = self._cut.get(name, (name, 0, None))
         tensor = self._tensors.get(WEIGHT.sub(rf"\g<1>{self._layer}.", stored))
         if tensor is None:
             raise AttributeError(name)
-        if name in self._looked_up:
-            return _rows_of(tensor, self._looked_up[name])
-        source = _source_of(tensor)
-        source = source if stop < 0 else source.rows(start, stop)
-        return _computed(source.read(), tensor)
+        if not tensor.shape:
+            return _computed(tensor.source, tensor)
+        start, stop = first, tensor.shape[0] if last is None else last
+        source = tensor.source
+        if isinstance(source, QuantizedRef) and tensor.dtype == "bfloat16":
+            source = source.exact()  # the float32 twin of a graph dequantises without rounding
+
+        def read(first: int, last: int) -> Tensor:
+            return _computed(source.rows(start + first, start + last), tensor)
+
+        if len(tensor.shape) != 2:
+            return read(0, stop - start)
+        return Matrix.over(read, (stop - start, tensor.shape[1]), computed_dtype(tensor))
 
 
-def _source_of(tensor: GraphTensor) -> TensorRef:
-    """Return the content; a float32 twin of a bfloat16 graph dequantises without rounding."""
-    source, is_twin = tensor.source, tensor.dtype == "bfloat16"
-    return source.exact() if is_twin and isinstance(source, QuantizedRef) else source
+def computed_dtype(tensor: GraphTensor) -> torch.dtype:
+    """Return the element type a check computes with; bfloat16 is computed with in float32."""
+    return torch.float32 if tensor.dtype == "bfloat16" else tensor.torch_dtype
 
 
-def _computed(content: Tensor, tensor: GraphTensor) -> Tensor:
-    """Return the content rounded to the graph's type; bfloat16 is computed with in float32."""
-    if isinstance(tensor.source, QuantizedRef) and tensor.dtype == "bfloat16":
-        return content
-    rounded = content.to(tensor.torch_dtype)
-    return rounded.float() if tensor.dtype == "bfloat16" else rounded
+def _computed(source: TensorRef, tensor: GraphTensor) -> Tensor:
+    """Return content rounded to the graph's type, in the one it is computed with."""
+    content = source.read()
+    if not isinstance(tensor.source, QuantizedRef):
+        content = content.to(tensor.torch_dtype)
+    return content.to(computed_dtype(tensor))
 
 
-def _rows_of(tensor: GraphTensor, ids: Sequence[int]) -> Tensor:
-    """Return a table that holds some of its rows; memory of the others is never touched."""
-    table = torch.empty(
-        tensor.shape, dtype=torch.float32 if tensor.dtype == "bfloat16" else tensor.torch_dtype
-    )
-    for row in ids:
-        content = _source_of(tensor).rows(row, row + 1).read()
-        table[row] = _computed(content, tensor)[0]
-    return table
+class Matrix(Tensor):
+    """A weight [R, C] without content: `F.linear` and `F.embedding` read the rows they need.
+
+    Each product is accumulated in float32 and rounded once to the weight's type. Anything else
+    that is done with it reads all of it.
+    """
+
+    _read: Callable[[int, int], Tensor]
+
+    @staticmethod
+    def over(
+        read: Callable[[int, int], Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Matrix:
+        """Return the weight whose rows ``first`` to ``last`` are ``read(first, last)``."""
+        made = torch.zeros(1, dtype=dtype).expand(shape).as_subclass(Matrix)
+        made._read = read
+        return made
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return ``x @ self.T + bias``, [n, R] in the weight's type.
+
+        Args:
+            x: [n, C].
+            bias: [R] or None.
+        """
+        rows, width = self.shape
+        step = max(1, BLOCK_ELEMENTS // width)
+        out = torch.empty(x.shape[0], rows)
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            out[:, first:last] = F.linear(x.float(), self._read(first, last).float())
+        return (out if bias is None else out + bias.float()).to(self.dtype)
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return the rows of ``ids`` [...], as [..., C]."""
+        wanted, places = torch.unique(ids, return_inverse=True)
+        found = torch.cat([self._read(row, row + 1) for row in wanted.tolist()])
+        return found[places]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Compute a product or a lookup by blocks; describe; read all for anything else."""
+        given = dict(kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is F.linear and isinstance(args[1], Matrix):
+                return args[1].product(args[0], *args[2:], **given)
+            if func is F.embedding and isinstance(args[1], Matrix):
+                return args[1].look_up(args[0])
+            if getattr(func, "__name__", "") == "__get__":  # shape, dtype
+                return func(*args, **given)
+            whole = [one._read(0, len(one)) if isinstance(one, Matrix) else one for one in args]
+            return func(*whole, **given)

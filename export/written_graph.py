@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry
+from draftrt.export.check import check_file
 from draftrt.export.graph_file import flexible_path, write_graph
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.initialisers import as_stored, check_channels
@@ -18,25 +19,41 @@ from draftrt.signature import Signature
 
 
 def write_graph_of(
-    model: Any,
-    weights: PlacedWeights,
-    path: Path,
-    sizes: Mapping[str, int],
-    report: Report,
+    model: Any, weights: PlacedWeights, path: Path, sizes: Mapping[str, int]
 ) -> Mapping[str, GraphTensor]:
-    """Quantise what is to be, write the graph, and return its weights as the file holds them."""
+    """Quantise what is to be, write the graph, and return its weights as the file holds them.
+
+    What is copied without being quantised may still be on its way; see `finish_weights`.
+    """
     uses = quantize_graph(model.graph, weights.tensors, weights.quantization)
     quantised = weights.files.append_quantised(weights.data, uses) if uses else []
     write_graph(model, weights.tensors, weights.places, path, sizes, quantised)
     if uses:
         check_channels(path, weights.tensors)
-    tensors = as_stored(path, weights.tensors) if uses else weights.tensors
+    return as_stored(path, weights.tensors) if uses else weights.tensors
+
+
+def finish_weights(
+    path: Path, weights: PlacedWeights, signatures: tuple[Signature, Signature], report: Report
+) -> None:
+    """Wait until all weights of a written graph are there, and check its two files.
+
+    Args:
+        path: its ONNX file.
+        weights: where its weights lie.
+        signatures: of that file and of the flexible one.
+        report: gets a line.
+
+    Raises:
+        ExportError: a file is not valid ONNX, or not of its signature.
+    """
     written, linked = weights.finish(), weights.linked_bytes()
     report(
         f"write: {path.name} and {written.bytes / 1e6:.1f} MB of weights"
         + (f", {linked / 1e6:.1f} MB more in the checkpoint" if linked else "")
     )
-    return tensors
+    for file, signature in zip((path, flexible_path(path)), signatures, strict=True):
+        check_file(file, signature)
 
 
 def entry_of(

@@ -1,0 +1,103 @@
+"""The weights of a written graph against the checkpoint's: all of what is linked, rows of copies.
+
+A weight that lies in the checkpoint's own bytes is compared by its place. Of one that was copied or
+converted rows are compared: the first, the last, and between them as many as there are
+`ROW_EVERY` bytes, so that each slice that was written is seen several times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from draftrt.errors import ExportError
+from draftrt.export.graph_tensors import GraphTensor
+from draftrt.export.quantized_file import QuantizedRef
+from draftrt.export.weight_slices import is_linkable, num_bytes
+
+ROW_EVERY = 1 << 20
+
+
+def check_weights(path: Path, tensors: Mapping[str, GraphTensor]) -> int:
+    """Compare every weight of a written graph with its source.
+
+    Quantised ones are read from this very file; `draftrt.export.initialisers.check_channels` has
+    compared them.
+
+    Returns:
+        Weights compared.
+
+    Raises:
+        ExportError: lists weights of another type, shape or content.
+    """
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    wrong = []
+    copied = {n: one for n, one in tensors.items() if not isinstance(one.source, QuantizedRef)}
+    for name, tensor in copied.items():
+        # A head that is the embedding has no initialiser of its own.
+        problem = _problem(path.parent, stored.get(name, stored.get(tensor.name)), tensor)
+        if problem:
+            wrong.append(f"{name}: {problem}")
+    if wrong:
+        raise ExportError(
+            f"{path.name}: weights that are not the checkpoint's: {'; '.join(wrong[:5])}",
+            hint="a defect of draftrt, or the checkpoint was changed meanwhile; export again",
+        )
+    return len(tensors)
+
+
+def _problem(folder: Path, stored: Any, tensor: GraphTensor) -> str:
+    from onnx import TensorProto, numpy_helper
+
+    if stored is None:
+        return "is missing"
+    kinds = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "int64": "INT64"}
+    if stored.data_type != TensorProto.DataType.Value(kinds[tensor.dtype]):
+        return f"has type {TensorProto.DataType.Name(stored.data_type)}, expected {tensor.dtype}"
+    if tuple(stored.dims) != tuple(tensor.shape):
+        return f"has shape {list(stored.dims)}, expected {list(tensor.shape)}"
+    if not stored.external_data:
+        found = numpy_helper.to_array(stored).tobytes()
+        wanted = _bytes(tensor, 0, tensor.shape[0] if tensor.shape else 1)
+        return "" if found == wanted else "has other content"
+    place = {entry.key: entry.value for entry in stored.external_data}
+    file, offset, size = folder / place["location"], int(place["offset"]), num_bytes(tensor)
+    if int(place["length"]) != size:
+        return f"has {place['length']} bytes, expected {size}"
+    source = tensor.source
+    if is_linkable(tensor) and source.file is not None and file.samefile(source.file):
+        return "" if offset == source.offset else f"lies at {offset}, expected {source.offset}"
+    with file.open("rb") as stream:
+        return _other_row(stream, offset, tensor)
+
+
+def _other_row(stream: BinaryIO, offset: int, tensor: GraphTensor) -> str:
+    width = num_bytes(tensor) // tensor.shape[0]
+    for row in sampled_rows(tensor.shape[0], width):
+        stream.seek(offset + row * width)
+        if stream.read(width) != _bytes(tensor, row, row + 1):
+            return f"row {row} has other content"
+    return ""
+
+
+def sampled_rows(rows: int, width: int) -> Iterator[int]:
+    """Yield the rows of a weight that are compared.
+
+    Args:
+        rows: of the weight.
+        width: bytes of a row.
+    """
+    count = min(rows, max(3, -(-rows * width // ROW_EVERY)))
+    yield from sorted({round((rows - 1) * i / max(1, count - 1)) for i in range(count)})
+
+
+def _bytes(tensor: GraphTensor, start: int, stop: int) -> bytes:
+    source = tensor.source.rows(start, stop) if tensor.shape else tensor.source
+    content = source.read().to(tensor.torch_dtype).contiguous()
+    return content.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,135 @@
+"""Rounds of single layers of a written graph, on ONNX Runtime and by its PyTorch module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftrt.export.assemble import TORCH
+from draftrt.export.block_products import Rows
+from draftrt.export.check import open_session
+from draftrt.export.one_layer import write_one_layer
+from draftrt.spec import Precision
+
+BLOCK_ROWS = 2048  # of the vocabulary
+Wanted = TypeVar("Wanted")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One round of one layer.
+
+    Attributes:
+        layer: the layer.
+        block: rows of the vocabulary's tables.
+        length: cache rows committed before the round.
+        count: new rows.
+    """
+
+    layer: int
+    block: Rows
+    length: int
+    count: int
+
+
+def samples(
+    kinds: Sequence[Hashable], rounds: Sequence[tuple[int, int]], rows: int
+) -> list[Sample]:
+    """Return what is computed: each round once for every kind of layer.
+
+    Args:
+        kinds: of the layers.
+        rounds: context length and new rows of three rounds.
+        rows: of the vocabulary's tables.
+    """
+    made = []
+    for kind in dict.fromkeys(kinds):
+        own = [index for index, one in enumerate(kinds) if one == kind]
+        chosen = (own[0], own[len(own) // 2], own[-1])
+        for layer, block, sizes in zip(chosen, row_blocks(rows), rounds, strict=True):
+            made.append(Sample(layer, block, *sizes))
+    return made
+
+
+def row_blocks(rows: int) -> list[Rows]:
+    """Return the first, a middle and the last block of a table's rows."""
+    width = min(rows, BLOCK_ROWS)
+    return [Rows(start, start + width) for start in (0, (rows - width) // 2, rows - width)]
+
+
+def random_caches(
+    shapes: Sequence[tuple[int, ...]], precision: Precision
+) -> list[NDArray[np.generic]]:
+    """Return keys and values of a layer, normally distributed around zero."""
+    generator, kind = torch.Generator().manual_seed(7), TORCH[precision.dtype]
+    return [
+        torch.empty(shape).normal_(std=0.5, generator=generator).to(kind).numpy()
+        for shape in shapes
+    ]
+
+
+def compare_samples(
+    path: Path,
+    todo: Sequence[Sample],
+    num_layers: int,
+    tables: Collection[str],
+    want: Callable[[Sample], Wanted],
+    compare: Callable[[Sample, Any, Wanted], str],
+    written: Callable[[], list[str]],
+) -> list[str]:
+    """Compute the samples on both sides, PyTorch's while weights are still written.
+
+    Args:
+        path: ONNX file of all layers.
+        todo: what is computed.
+        num_layers: layers of the file.
+        tables: weights over the vocabulary.
+        want: computes a sample in PyTorch, in another thread.
+        compare: runs a sample in a session of its layer, and returns a line about it.
+        written: waits until all weights of the file are written, checks them without computing, and
+            returns lines about it.
+
+    Returns:
+        Those lines and one for each sample.
+    """
+    with _one_thread(), ThreadPoolExecutor(1, thread_name_prefix="check") as pool:
+        found = [pool.submit(want, sample) for sample in todo]
+        try:
+            lines = written()
+            for sample, one in zip(todo, found, strict=True):
+                about = {"num_layers": num_layers, "rows": sample.block, "tables": tables}
+                with one_layer_file(path, layer=sample.layer, **about) as small:
+                    lines.append(compare(sample, open_session(small), one.result()))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return lines
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let PyTorch compute in one thread: blocks this small are not worth a second one."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+
+
+@contextmanager
+def one_layer_file(source: Path, **about: Any) -> Iterator[Path]:
+    """Give the graph of one layer beside the graph it is made from, and remove it."""
+    path = source.with_name(f".{source.stem}.one-layer.onnx")
+    try:
+        write_one_layer(source, path, **about)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
