@@ -23,7 +23,7 @@ from draftrt.export.check_ids import CHOSEN_FROM, TOLERANCE
 from draftrt.export.check_weights import check_weights
 from draftrt.export.drafter import Drafter, SampledDrafter
 from draftrt.export.graph_tensors import GraphTensor
-from draftrt.export.layer_samples import Sample, compare_samples, random_caches, samples
+from draftrt.export.layer_samples import Sample, compare_samples, random_caches, rows_for, samples
 from draftrt.export.layers import state_name
 from draftrt.export.same_layers import check_same_layers
 from draftrt.export.signature import Walk, round_feeds, walk_to_compare
@@ -135,8 +135,8 @@ class _BothSides:
         kind = Drafter if self.walk is None else SampledDrafter
         weights = Unread(self.tensors, sample.layer, cut=cut)
         module = kind(self._one(sample), weights, extra_outputs=CHOSEN_FROM, with_states=True)
-        found = run_module(module.eval(), feeds, self.caches)
         used = length + count + self.spec.block_size
+        found = run_module(module.eval(), feeds, rows_for(self.caches, used))
         *written, _, found["state"] = found["caches"]
         found["caches"] = [cache[:, :, :used].copy() for cache in written]
         return feeds, found
@@ -144,7 +144,8 @@ class _BothSides:
     def compare(self, sample: Sample, session: Any, wanted: tuple[Feeds, dict[str, Any]]) -> str:
         """Run the graph on the same feeds; return a line about it."""
         feeds, expected = wanted
-        got, caches = run_session(session, feeds, self.caches)
+        used = sample.length + sample.count + self.spec.block_size
+        got, caches = run_session(session, feeds, rows_for(self.caches, used))
         what = f"layer {sample.layer} of {self.spec.num_layers}, vocabulary rows {sample.block}"
         sizes = (sample.length, sample.count)
         name, one = self.where + what, self._one(sample)

@@ -17,7 +17,7 @@ from draftrt.export.check_ids import TOLERANCE
 from draftrt.export.check_weights import check_weights
 from draftrt.export.decoder import Decoder
 from draftrt.export.graph_tensors import GraphTensor
-from draftrt.export.layer_samples import Sample, compare_samples, random_caches, samples
+from draftrt.export.layer_samples import Sample, compare_samples, random_caches, rows_for, samples
 from draftrt.export.layers import state_name
 from draftrt.export.one_layer import feature_sources
 from draftrt.export.profile import Profile
@@ -152,11 +152,11 @@ class _BothSides:
         )
         size = (1, sample.count)
         ids = self.rng.integers(0, self.spec.vocab_size, size=size, dtype=np.int64)
-        feeds = [ids, np.array([sample.length], dtype=np.int64), *caches]
+        used = sample.length + sample.count
+        feeds = [ids, np.array([sample.length], dtype=np.int64), *rows_for(caches, used)]
         cut = {HEAD: (self.head, sample.block.start, sample.block.stop)}
         weights = Unread(self.tensors, sample.layer, cut=cut)
         module = Decoder(one, weights, with_states=True).eval()
-        used = sample.length + sample.count
         *outputs, _, state = _run_module(module, feeds)
         return feeds, [_rows_in_use(array, used) for array in (*outputs, state)]
 

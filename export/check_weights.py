@@ -7,9 +7,10 @@ converted rows are compared: the first, the last, and between them as many as th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -73,17 +74,29 @@ def _problem(folder: Path, stored: Any, tensor: GraphTensor) -> str:
     source = tensor.source
     if is_linkable(tensor) and source.file is not None and file.samefile(source.file):
         return "" if offset == source.offset else f"lies at {offset}, expected {source.offset}"
-    with file.open("rb") as stream:
-        return _other_row(stream, offset, tensor)
-
-
-def _other_row(stream: BinaryIO, offset: int, tensor: GraphTensor) -> str:
-    width = num_bytes(tensor) // tensor.shape[0]
-    for row in sampled_rows(tensor.shape[0], width):
-        stream.seek(offset + row * width)
-        if stream.read(width) != _bytes(tensor, row, row + 1):
-            return f"row {row} has other content"
+    width = size // tensor.shape[0]
+    with file.open("rb") as stream, _rows_of(tensor, width) as row_of:
+        for row in sampled_rows(tensor.shape[0], width):
+            stream.seek(offset + row * width)
+            if stream.read(width) != row_of(row):
+                return f"row {row} has other content"
     return ""
+
+
+@contextmanager
+def _rows_of(tensor: GraphTensor, width: int) -> Iterator[Callable[[int], bytes]]:
+    """Give what returns a row of the source, of ``width`` bytes in the graph's element type."""
+    source = tensor.source
+    if source.file is None or not is_linkable(tensor):
+        yield lambda row: _bytes(tensor, row, row + 1)
+        return
+    with source.file.open("rb") as stream:
+
+        def read(row: int) -> bytes:
+            stream.seek(source.offset + row * width)
+            return stream.read(width)
+
+        yield read
 
 
 def sampled_rows(rows: int, width: int) -> Iterator[int]:

@@ -20,6 +20,7 @@ from draftrt.export.one_layer import write_one_layer
 from draftrt.spec import Precision
 
 BLOCK_ROWS = 2048  # of the vocabulary
+SPARE_ROWS = 64
 Wanted = TypeVar("Wanted")
 
 
@@ -74,6 +75,11 @@ def random_caches(
         torch.empty(shape).normal_(std=0.5, generator=generator).to(kind).numpy()
         for shape in shapes
     ]
+
+
+def rows_for(caches: Sequence[NDArray[Any]], used: int) -> list[NDArray[Any]]:
+    """Return caches of the rows that a round uses, and some that it must not use."""
+    return [np.ascontiguousarray(cache[:, :, : used + SPARE_ROWS]) for cache in caches]
 
 
 def compare_samples(

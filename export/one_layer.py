@@ -26,7 +26,8 @@ def write_one_layer(
     """Write the graph of one layer beside the file it is made from.
 
     A bfloat16 graph becomes one in float32 that widens each weight when it needs it: ONNX Runtime's
-    CPU kernels know no bfloat16 products. The layer's result is a further output, the last one.
+    CPU kernels know no bfloat16 products. The layer's result is a further output, the last one. The
+    number of cache rows is left open.
 
     Args:
         source: written ONNX file of all layers, not opened for its weights.
@@ -67,7 +68,7 @@ def write_one_layer(
     state = onnx.helper.make_tensor_value_info(state_name(layer), onnx.TensorProto.FLOAT, None)
     outputs.append(state)
     for value in inputs:
-        if value.name == "noise":
+        if value.name == "noise" or CACHE.match(value.name):
             value.type.tensor_type.shape.dim[2].Clear()
     small = onnx.helper.make_graph(
         nodes, "one layer", inputs, outputs, [weights[name] for name in weights if name in used]
