@@ -13,7 +13,7 @@ from draftrt.manifest import Manifest
 
 MANIFEST = "manifest.json"
 FORMAT = "draftrt-bundle"
-VERSION = 1
+VERSION = 2
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -71,7 +71,7 @@ def _compare(
     rounds = [(0, min(9, max_context - 4)), (min(9, max_context - 4), 1), (max_context - 3, 3)]
     for length, rows in rounds:
         ids = rng.integers(0, spec.vocab_size, size=(1, rows), dtype=np.int64)
-        feeds = [ids, np.array([length], dtype=np.int64), *caches]
+        feeds = [ids, np.array([length], dtype=np.int64), _logit_rows(rows), *caches]
         want = _run_module(module, feeds)
         got = _run_session(session, feeds)
         where = f"{path.name}: at context {length} with {rows} tokens"
@@ -153,7 +153,8 @@ class _BothSides:
         size = (1, sample.count)
         ids = self.rng.integers(0, self.spec.vocab_size, size=size, dtype=np.int64)
         used = sample.length + sample.count
-        feeds = [ids, np.array([sample.length], dtype=np.int64), *rows_for(caches, used)]
+        start, rows = np.array([sample.length], dtype=np.int64), _logit_rows(sample.count)
+        feeds = [ids, start, rows, *rows_for(caches, used)]
         cut = {HEAD: (self.head, sample.block.start, sample.block.stop)}
         weights = Unread(self.tensors, sample.layer, cut=cut)
         module = Decoder(one, weights, with_states=True).eval()
@@ -183,6 +184,11 @@ def _check_features(path: Path, taps: tuple[int, ...]) -> list[str]:
             hint="the exported graph is wrong: a defect of draftrt, please report it",
         )
     return [f"features are the results of layers {list(taps)}"] if taps else []
+
+
+def _logit_rows(count: int) -> Any:
+    """Ask for every row of a call, the last first, and for the first twice."""
+    return np.array([*range(count - 1, -1, -1), 0], dtype=np.int64)
 
 
 def _run_module(module: Decoder, feeds: list[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from draftrt.spec import DecoderSpec, LayerSpec
 
 
 class Decoder(nn.Module):
-    """Greedy ids, logits and tapped hidden states of new tokens, over fixed caches.
+    """Tapped hidden states of new tokens, greedy ids and logits behind some, over fixed caches.
 
     Attributes:
         spec: the layers.
@@ -45,17 +45,19 @@ class Decoder(nn.Module):
         self._weights = register(self, tensors)
 
     def forward(
-        self, input_ids: Tensor, context_length: Tensor, *caches: Tensor
+        self, input_ids: Tensor, context_length: Tensor, logit_rows: Tensor, *caches: Tensor
     ) -> tuple[Tensor, ...]:
         """Run new tokens through the target.
 
         Args:
             input_ids: [1, R] int64; position of the first is ``context_length``.
             context_length: [1] int64, cache rows committed before this call.
+            logit_rows: [S] int64, rows of this call whose next token is asked for, each 0 to
+                R - 1, in any order.
             caches: for each layer keys and values, [1, G, L, D] each.
 
         Returns:
-            ``next_ids`` [1, R] int64, ``logits`` [1, R, V] float32, with taps ``features``
+            ``next_ids`` [1, S] int64, ``logits`` [1, S, V] float32, with taps ``features``
             [1, R, m * H] float32 in the order of the taps, then the caches with R rows written.
         """
         spec, w = self.spec, self._weights
@@ -78,7 +80,8 @@ class Decoder(nn.Module):
                 x = x + self._mlp(layer, x)
             written += (keys, values)
             states[index] = x
-        hidden = ops.rms_norm(x, w("model.norm.weight"), spec.rms_norm_eps)
+        asked = x.index_select(0, logit_rows)
+        hidden = ops.rms_norm(asked, w("model.norm.weight"), spec.rms_norm_eps)
         head = w.get("lm_head.weight")  # quantised, a shared one is stored apart from its table
         logits = ops.linear(
             hidden, w("model.embed_tokens.weight") if head is None else head

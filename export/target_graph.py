@@ -16,14 +16,14 @@ from draftrt.export.layers import plan_layers, state_name, state_names, write_la
 from draftrt.export.options import ExportOptions, Report
 from draftrt.export.placing import TARGET_FILE
 from draftrt.export.signature import CAPACITY
-from draftrt.export.trace import trace
+from draftrt.export.trace import LARGEST_BLOCK, trace
 from draftrt.export.weight_files import PlacedWeights
 from draftrt.export.weights import placeholders
 from draftrt.export.written_graph import entry_of, finish_weights, write_graph_of
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DecoderSpec, Precision
 
-ROWS = "R"
+ROWS, ASKED = "R", "S"
 MAX_ROWS = 256
 
 
@@ -35,7 +35,11 @@ def target_signature(
     *,
     is_flexible: bool = False,
 ) -> Signature:
-    """Return the table of a target graph; prompts longer than `MAX_ROWS` are fed in pieces."""
+    """Return the table of a target graph.
+
+    Prompts longer than `MAX_ROWS` are fed in pieces, and so are more than `LARGEST_BLOCK` tokens
+    whose next ones are all asked for.
+    """
     length = CAPACITY if is_flexible else max_context
     inputs = [
         TensorSpec(name="input_ids", dtype="int64", shape=(1, ROWS), about="new tokens"),
@@ -45,10 +49,16 @@ def target_signature(
             shape=(1,),
             about="rows committed before this call",
         ),
+        TensorSpec(
+            name="logit_rows",
+            dtype="int64",
+            shape=(ASKED,),
+            about="rows of this call, 0 to R - 1, whose next token is asked for",
+        ),
     ]
     outputs = [
-        TensorSpec(name="next_ids", dtype="int64", shape=(1, ROWS), about="greedy next token"),
-        TensorSpec(name="logits", dtype="float32", shape=(1, ROWS, spec.vocab_size)),
+        TensorSpec(name="next_ids", dtype="int64", shape=(1, ASKED), about="greedy next token"),
+        TensorSpec(name="logits", dtype="float32", shape=(1, ASKED, spec.vocab_size)),
     ]
     if taps:
         width = len(taps) * spec.hidden_size
@@ -64,8 +74,11 @@ def target_signature(
             inputs.append(TensorSpec(name=past, dtype=precision.dtype, shape=cache))
             present = f"present_{part}_{index}"
             outputs.append(TensorSpec(name=present, dtype=precision.dtype, shape=cache, alias=past))
-    longest = min(MAX_ROWS, max_context)
-    ranges = {ROWS: DimRange(min=1, opt=min(8, longest), max=longest)}
+    longest, most = min(MAX_ROWS, max_context), min(LARGEST_BLOCK, max_context)
+    ranges = {
+        ROWS: DimRange(min=1, opt=min(8, longest), max=longest),
+        ASKED: DimRange(min=1, opt=min(8, most), max=most),
+    }
     if is_flexible:
         ranges[CAPACITY] = DimRange(min=1, opt=max_context, max=max_context)
     return Signature(inputs=tuple(inputs), outputs=tuple(outputs), dimensions=ranges)

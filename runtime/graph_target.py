@@ -6,6 +6,7 @@ backend runs the graph nor what a drafter is.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from draftrt.errors import BundleError, FeedError
 from draftrt.runtime.backend import GraphSession, cache_bytes, cache_specs
 from draftrt.runtime.target import TargetRows
 
-FEATURES, LOGITS, NEXT = "features", "logits", "next_ids"
+FEATURES, LOGITS, NEXT, LOGIT_ROWS = "features", "logits", "next_ids", "logit_rows"
 
 
 class GraphTarget:
@@ -41,6 +42,7 @@ class GraphTarget:
             )
         self._session = session
         self._max_rows = session.signature.dimensions["R"].max
+        self._max_asked = min(self._max_rows, session.signature.dimensions["S"].max)
         self._has_features = FEATURES in specs
         self.feature_size = int(specs[FEATURES].shape[2]) if self._has_features else 0
         self.max_context = max_context
@@ -54,25 +56,27 @@ class GraphTarget:
 
     def prefill(self, token_ids: NDArray[np.int64], *, want_logits: bool = False) -> TargetRows:
         """Append a prompt, in pieces of the graph's most rows; see `Target.prefill`."""
-        self._check(len(token_ids))
-        features = []
-        rows = None
-        for start in range(0, len(token_ids), self._max_rows):
-            piece = token_ids[start : start + self._max_rows]
-            rows = self._run(piece, want_logits=want_logits)
-            features.append(rows.features)
-        assert rows is not None
-        last = rows.last()
-        return TargetRows(
-            features=np.concatenate(features, axis=1) if len(features) > 1 else features[0],
-            token_ids=last.token_ids,
-            logits=last.logits,
-        )
+        pieces = [
+            self._run(piece, np.array([len(piece) - 1], np.int64), want_logits=want_logits)
+            for piece in self._pieces(token_ids, self._max_rows)
+        ]
+        return replace(pieces[-1], features=_joined([piece.features for piece in pieces], axis=1))
 
     def verify(self, token_ids: NDArray[np.int64], *, want_logits: bool = False) -> TargetRows:
-        """Append an anchor and its drafts; see `Target.verify`."""
-        self._check(len(token_ids))
-        return self._run(token_ids, want_logits=want_logits)
+        """Append an anchor and its drafts; see `Target.verify`.
+
+        More than the graph answers for at once come in pieces.
+        """
+        pieces = [
+            self._run(piece, np.arange(len(piece), dtype=np.int64), want_logits=want_logits)
+            for piece in self._pieces(token_ids, self._max_asked)
+        ]
+        logits = [piece.logits for piece in pieces if piece.logits is not None]
+        return TargetRows(
+            features=_joined([piece.features for piece in pieces], axis=1),
+            token_ids=_joined([piece.token_ids for piece in pieces]),
+            logits=_joined(logits) if logits else None,
+        )
 
     def rollback(self, length: int) -> None:
         """Forget every cached token from position ``length`` on; 0 starts a new sequence."""
@@ -86,7 +90,9 @@ class GraphTarget:
         """Free the graph; calling it twice is harmless."""
         self._session.close()
 
-    def _check(self, count: int) -> None:
+    def _pieces(self, token_ids: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
+        """Cut the tokens of a call into pieces of at most ``most``, if the cache has room."""
+        count = len(token_ids)
         if count < 1:
             raise FeedError("a target call has no tokens, expected at least 1")
         if self.length + count > self.max_context:
@@ -95,12 +101,17 @@ class GraphTarget:
                 f"at most {self.max_context}",
                 hint="shorten the text, or export with a larger --max-context",
             )
+        return [token_ids[start : start + most] for start in range(0, count, most)]
 
-    def _run(self, token_ids: NDArray[np.int64], *, want_logits: bool) -> TargetRows:
+    def _run(
+        self, token_ids: NDArray[np.int64], logit_rows: NDArray[np.int64], *, want_logits: bool
+    ) -> TargetRows:
+        """Feed tokens [T]; the answer's tokens and logits are those behind ``logit_rows`` [S]."""
         out: dict[str, NDArray[Any]] = self._session.run(
             {
                 "input_ids": np.asarray(token_ids, np.int64)[None],
                 "context_length": np.array([self.length], np.int64),
+                LOGIT_ROWS: logit_rows,
             },
             rows=self.length + len(token_ids),
             unwanted=() if want_logits else (LOGITS,),
@@ -112,3 +123,8 @@ class GraphTarget:
             token_ids=out[NEXT][0],
             logits=out[LOGITS][0] if want_logits else None,
         )
+
+
+def _joined(arrays: list[NDArray[Any]], axis: int = 0) -> NDArray[Any]:
+    """Join the answers of a call's pieces; one piece is not copied."""
+    return np.concatenate(arrays, axis) if len(arrays) > 1 else arrays[0]

@@ -58,8 +58,9 @@ class ModuleStates:
             groups, dim = spec.cache_shape(layer)
             caches += [torch.zeros(1, groups, len(token_ids), dim) for _ in range(2)]
         ids, start = torch.tensor([list(token_ids)]), torch.zeros(1, dtype=torch.int64)
+        last = torch.tensor([len(token_ids) - 1])
         with torch.no_grad():
-            features: NDArray[np.float32] = self._module(ids, start, *caches)[2].numpy()
+            features: NDArray[np.float32] = self._module(ids, start, last, *caches)[2].numpy()
         return features
 
     def final_norm(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -122,6 +122,12 @@ def test_the_target_agrees_with_onnx_runtime_over_pieces_and_rollbacks(
         open_graph(bundle, "target") as onnxruntime,
     ):
         pair = [GraphTarget(session, most) for session in (plan, onnxruntime)]
+        prompt = rng.integers(0, bundle.manifest.target.vocab_size, 200)
+        got, want = (target.prefill(prompt) for target in pair)
+        assert np.array_equal(got.token_ids, want.token_ids)
+        assert np.allclose(got.features, want.features, atol=2e-3)
+        for target in pair:
+            target.rollback(0)
         for rows, keep in ((37, 30), (8, 33), (1, 34), (8, 42), (8, 50), (8, 58)):
             ids = rng.integers(0, bundle.manifest.target.vocab_size, rows)
             got, want = (target.verify(ids, want_logits=True) for target in pair)

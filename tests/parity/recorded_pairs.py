@@ -108,7 +108,8 @@ def greedy(module: Decoder, prompt: list[int], num_new: int) -> Text:
     ids, fed = list(prompt), 0
     with torch.no_grad():
         while len(ids) < len(prompt) + num_new:
-            out = module(torch.tensor([ids[fed:]]), torch.tensor([fed]), *caches)
+            last = torch.tensor([len(ids) - fed - 1])
+            out = module(torch.tensor([ids[fed:]]), torch.tensor([fed]), last, *caches)
             fed, caches = len(ids), list(out[3:])
             ids.append(int(out[0][0, -1]))
     return Text(ids=tuple(ids), num_prompt=len(prompt), anchors=(), drafted=(), accepted=())

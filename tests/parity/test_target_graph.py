@@ -20,6 +20,7 @@ from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.quantization import parse_quantization, part_of
+from draftrt.runtime.backend import cache_specs
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import open_graph
@@ -125,7 +126,8 @@ def test_an_exported_target_computes_what_transformers_computes(name: str, tmp_p
     model = make_model(name, tmp_path / "target")
     export_bundle(None, tmp_path / "target", tmp_path / "bundle", ExportOptions())
     bundle = Bundle.open(tmp_path / "bundle")
-    target = GraphTarget(open_graph(bundle, "target"), bundle.graph("target").max_context)
+    session = open_graph(bundle, "target")
+    target = GraphTarget(session, bundle.graph("target").max_context)
     assert target.feature_size == 0
     prompt = target.prefill(PROMPT[:30], want_logits=True)
     assert prompt.logits is not None
@@ -140,6 +142,15 @@ def test_an_exported_target_computes_what_transformers_computes(name: str, tmp_p
     again = target.verify(PROMPT[33:36], want_logits=True)
     assert again.logits is not None
     np.testing.assert_allclose(again.logits, expected[33:36], atol=1e-4, rtol=0)
+    for asked in ([44], [*range(45)], [31, 2, 17], [5, 44, 5, 0, 5]):
+        feeds = {
+            "input_ids": PROMPT[None],
+            "context_length": np.zeros(1, np.int64),
+            "logit_rows": np.array(asked),
+        }
+        out = session.run(feeds, rows=45)
+        np.testing.assert_allclose(out["logits"][0], expected[asked], atol=1e-4, rtol=0)
+        assert out["next_ids"].tolist() == [expected[asked].argmax(-1).tolist()]
     target.rollback(0)
     options = DecodeOptions(max_tokens=256, stop_ids=frozenset())
     decoded = [t for one in Decoder(target).decode(PROMPT.tolist(), options) for t in one.token_ids]
@@ -171,8 +182,12 @@ def test_a_quantised_target_is_transformers_with_the_same_integers(
     session = onnxruntime.InferenceSession(
         str(bundle.file("target.onnx")), settings, providers=["CPUExecutionProvider"]
     )
-    feeds = {"input_ids": PROMPT[None], "context_length": np.zeros(1, np.int64)}
-    caches = bundle.graph("target").signature.inputs[2:]
+    feeds = {
+        "input_ids": PROMPT[None],
+        "context_length": np.zeros(1, np.int64),
+        "logit_rows": np.arange(len(PROMPT)),
+    }
+    caches = cache_specs(bundle.graph("target").signature)
     feeds |= {
         tensor.name: np.zeros([int(size) for size in tensor.shape], np.float32) for tensor in caches
     }

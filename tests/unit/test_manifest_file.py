@@ -17,6 +17,7 @@ from draftrt.bundle import Manifest, read_manifest, write_manifest
 from draftrt.cli import group
 from draftrt.errors import BundleError
 from draftrt.manifest import GraphEntry, PlanEntry
+from draftrt.manifest_file import VERSION
 from draftrt.parts import Precision, RopeLayout, RopeSpec
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DecoderSpec, TargetSpec
@@ -115,6 +116,17 @@ def refused(folder: Path, content: object) -> BundleError:
     with pytest.raises(BundleError) as refusal:
         read_manifest(folder)
     return refusal.value
+
+
+@pytest.mark.parametrize("version", [1, VERSION + 1], ids=["older", "newer"])
+def test_a_bundle_of_another_version_has_to_be_exported_again(version: int, folder: Path) -> None:
+    (folder / "manifest.json").write_text(json.dumps({**edited(folder), "version": version}))
+    says = f"got format ('draftrt-bundle', {version}), expected ('draftrt-bundle', {VERSION})"
+    for command in (["inspect"], ["run", "--prompt", "a"], ["build", "--sm", "89"]):
+        done = CliRunner().invoke(group, [command[0], str(folder), *command[1:]])
+        assert done.exit_code == 1, done.output
+        assert says in done.stderr
+        assert "export the bundle again with this version of draftrt" in done.stderr
 
 
 def test_a_manifest_is_read_as_it_was_written(folder: Path) -> None:
@@ -219,4 +231,5 @@ def test_a_file_in_the_place_of_a_bundle_is_told(folder: Path) -> None:
     (folder / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(BundleError, match="cannot be read as JSON"):
         read_manifest(folder)
-    assert "got format (None, None), expected ('draftrt-bundle', 1)" in refused(folder, {}).message
+    says = f"got format (None, None), expected ('draftrt-bundle', {VERSION})"
+    assert says in refused(folder, {}).message

@@ -103,7 +103,7 @@ def test_taps_are_the_states_behind_whole_layers(model: tuple[Any, Path]) -> Non
     ]
     with torch.no_grad():
         logits = theirs(ids, use_cache=False).logits
-        found = ours(ids, torch.tensor([0]), *caches)
+        found = ours(ids, torch.tensor([0]), torch.arange(30), *caches)
     for hook in hooks:
         hook.remove()
     torch.testing.assert_close(found[1], logits, atol=1e-4, rtol=1e-4)
