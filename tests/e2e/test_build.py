@@ -14,18 +14,23 @@ from draftrt.cli import group
 pytestmark = [pytest.mark.e2e, pytest.mark.trt, pytest.mark.slow]
 
 
-def test_the_shipped_drafter_becomes_one_plan_for_three_sms(assets: Path, tmp_path: Path) -> None:
+def test_the_shipped_pair_becomes_two_plans_for_three_sms(assets: Path, tmp_path: Path) -> None:
     bundle = str(tmp_path / "bundle")
     pair = [str(assets / "tiny-dspark"), "--target", str(assets / "tiny-target"), "-o", bundle]
     export = ["export", *pair, "--precision", "fp16", "--max-context", "256"]
-    build = ["build", bundle, "--sm", "86,89,120", "--json"]
-    for command in (export, build):
-        result = CliRunner().invoke(group, command)
+    result = CliRunner().invoke(group, export)
+    assert result.exit_code == 0, result.output
+    for graph in ("draft", "target"):
+        build = ["build", bundle, "--sm", "86,89,120", "--graph", graph, "--json"]
+        result = CliRunner().invoke(group, build)
         assert result.exit_code == 0, result.output
-    record = json.loads(result.stdout)
-    opened = Bundle.open(bundle)
-    assert record["num_attentions"] == opened.drafter().num_layers
-    assert record["num_decomposed"] == 0
-    plan = opened.manifest.plans[record["file"]]
-    assert plan.sms == (86, 89, 120)
-    assert opened.file(plan.file).stat().st_size == plan.size_bytes > 100_000
+        record = json.loads(result.stdout)
+        opened = Bundle.open(bundle)
+        decoder = opened.manifest.decoder
+        assert decoder is not None
+        layers = {"draft": opened.drafter().num_layers, "target": decoder.num_layers}
+        assert record["num_attentions"] == layers[graph]
+        assert record["num_decomposed"] == 0
+        plan = opened.manifest.plans[record["file"]]
+        assert (plan.graph, plan.sms) == (graph, (86, 89, 120))
+        assert opened.file(plan.file).stat().st_size == plan.size_bytes > 100_000
