@@ -1,8 +1,9 @@
 """A TensorRT module and a GPU in host memory, for the bookkeeping of `TrtSession` alone.
 
 The "engine" writes the features behind the context, each row plus one, and answers with the sum of
-the valid rows; so it sees which memory it was given, and how often it really ran. What is faked is
-the interface as the real module's own tests of it (`test_trt_api`) say it is.
+the valid rows and with the features that are asked for; so it sees which memory it was given, and
+how often it really ran. What is faked is the interface as the real module's own tests of it
+(`test_trt_api`) say it is.
 """
 
 from __future__ import annotations
@@ -27,19 +28,23 @@ TYPES = {"float32": "FLOAT", "int64": "INT64", "bfloat16": "BF16"}
 
 
 def signature(most: int = 8) -> Signature:
-    """Features and a length in, a sum and an echo of the features out, one cache."""
+    """Features, a length and some of their rows in, a sum and an echo of those out, one cache."""
     return Signature(
         inputs=(
             TensorSpec(name="features", dtype="float32", shape=(1, "T", WIDTH)),
             TensorSpec(name="length", dtype="int64", shape=(1,)),
+            TensorSpec(name="asked", dtype="int64", shape=("S",)),
             TensorSpec(name="past", dtype="float32", shape=CACHE),
         ),
         outputs=(
             TensorSpec(name="total", dtype="float32", shape=(1,)),
-            TensorSpec(name="echo", dtype="float32", shape=(1, "T", WIDTH)),
+            TensorSpec(name="echo", dtype="float32", shape=(1, "S", WIDTH)),
             TensorSpec(name="present", dtype="float32", shape=CACHE, alias="past"),
         ),
-        dimensions={"T": DimRange(min=1, opt=2, max=most)},
+        dimensions={
+            "T": DimRange(min=1, opt=2, max=most),
+            "S": DimRange(min=1, opt=1, max=most),
+        },
     )
 
 
@@ -145,7 +150,7 @@ class Context:
         return []
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return (1,) if name == "total" else self.shapes["features"]
+        return (1,) if name == "total" else (1, *self.shapes["asked"], WIDTH)
 
     def execute_async_v3(self, stream: int) -> bool:
         assert stream == self.cuda.stream
@@ -153,14 +158,20 @@ class Context:
             return False
         if self.interrupts:
             raise KeyboardInterrupt
-        addresses, shape = dict(self.addresses), self.shapes["features"]
+        addresses, shape, asked = (
+            dict(self.addresses),
+            self.shapes["features"],
+            self.shapes["asked"],
+        )
         if self.cuda.recorded is not None:
-            self.cuda.recorded.append(lambda: self.compute(addresses, shape))
+            self.cuda.recorded.append(lambda: self.compute(addresses, shape, asked))
         else:
-            self.compute(addresses, shape)
+            self.compute(addresses, shape, asked)
         return True
 
-    def compute(self, addresses: dict[str, int], shape: tuple[int, ...]) -> None:
+    def compute(
+        self, addresses: dict[str, int], shape: tuple[int, ...], asked: tuple[int, ...]
+    ) -> None:
         self.num_runs += 1
         if self.jit is not None:
             self.jit.kernels.add(str(shape).encode())
@@ -172,7 +183,8 @@ class Context:
         present[0, 0, length : length + shape[1]] = features[0] + 1
         total = present[0, 0, : length + shape[1]].sum()
         host_array(addresses["total"], (1,), "float32")[:] = total
-        host_array(addresses["echo"], shape, "float32")[:] = features
+        rows = host_array(addresses["asked"], asked, "int64")
+        host_array(addresses["echo"], (1, *asked, WIDTH), "float32")[:] = features[:, rows]
 
 
 class FakeLogger:
@@ -214,7 +226,6 @@ class FakeTrt:
     def engine(self) -> Any:
         tensors = {t.name: t for t in (*self.table.inputs, *self.table.outputs)}
         names, inputs = list(tensors), {t.name for t in self.table.inputs}
-        span = self.table.dimensions["T"]
         engine = SimpleNamespace(
             num_io_tensors=len(names),
             get_tensor_name=names.__getitem__,
@@ -222,7 +233,7 @@ class FakeTrt:
             get_tensor_dtype=lambda name: TYPES[tensors[name].dtype],
             get_tensor_location=lambda name: "device",
             get_tensor_profile_shape=lambda name, profile: [
-                (1, rows, WIDTH) for rows in (span.min, span.opt, span.max)
+                self.shape(name, which) for which in ("min", "opt", "max")
             ],
             create_execution_context=self.make_context,
         )
@@ -231,6 +242,12 @@ class FakeTrt:
         if self.has_jit:
             engine.create_runtime_config = self.make_config
         return engine
+
+    def shape(self, name: str, which: str) -> tuple[int, ...]:
+        """The smallest, best or largest shape of an input."""
+        spans = self.table.dimensions
+        sizes = self.table.input(name).shape
+        return tuple(getattr(spans[s], which) if isinstance(s, str) else s for s in sizes)
 
     def make_config(self) -> Any:
         self.config = SimpleNamespace(cuda_graph_strategy="off", cache=None)

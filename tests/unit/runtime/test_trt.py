@@ -30,9 +30,13 @@ def open_session(
     return session, fake
 
 
-def feeds(length: int, rows: int) -> dict[str, NDArray[Any]]:
+def feeds(length: int, rows: int, asked: list[int] | None = None) -> dict[str, NDArray[Any]]:
     values = np.random.default_rng([length, rows]).random((1, rows, 3), np.float32)
-    return {"features": values, "length": np.array([length], np.int64)}
+    return {
+        "features": values,
+        "length": np.array([length], np.int64),
+        "asked": np.array([*range(rows)] if asked is None else asked, np.int64),
+    }
 
 
 @pytest.mark.parametrize("can_record", [True, False])
@@ -117,6 +121,25 @@ def test_sizes_beyond_those_of_the_plan_are_refused_before_anything_runs(tmp_pat
     with pytest.raises(FeedError, match="missing"):
         session.run({})
     assert fake.context.num_runs == 0
+
+
+def test_two_open_sizes_are_kept_apart(tmp_path: Path) -> None:
+    """As of a target, which is asked about some of the rows that it is fed."""
+    cuda = FakeCuda()
+    session, _ = open_session(tmp_path, cuda, most=5)
+    calls = [(5, [4]), (1, [0]), (5, [3, 0, 3]), (2, [1, 0])]
+    for rows, asked in [call for call in calls for _ in range(3)]:
+        fed = feeds(0, rows, asked)
+        out = session.run(fed)
+        assert np.array_equal(out["echo"], fed["features"][:, asked])
+        assert out["total"][0] == pytest.approx(fed["features"].sum() + 3 * rows)
+    assert cuda.events.count("launch") == len(calls)
+    assert {name: span.max for name, span in session.signature.dimensions.items()} == {
+        "T": 5,
+        "S": 5,
+    }
+    with pytest.raises(FeedError, match=r"asked: got shape \[6\], expected \[S \(1..5\)\]"):
+        session.run(feeds(0, 1, [0] * 6))
 
 
 def test_unwanted_outputs_are_not_fetched(tmp_path: Path) -> None:
