@@ -24,6 +24,7 @@ from draftrt.export.initialisers import load_whole
 from draftrt.export.linked_file import checkable
 from draftrt.export.profile import Profile
 from draftrt.export.quantized_file import QuantizedRef
+from draftrt.export.requantized import RequantizedRef
 from draftrt.export.signature import round_feeds, walk_to_compare
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec, Precision
@@ -257,7 +258,7 @@ def widened(tensor: GraphTensor) -> GraphTensor:
     """Return a bfloat16 weight as float32 with the same values; others as they are."""
     if tensor.dtype != "bfloat16":
         return tensor
-    if isinstance(tensor.source, QuantizedRef):  # the twin dequantises in float32
+    if isinstance(tensor.source, QuantizedRef | RequantizedRef):  # the twin dequantises in float32
         return GraphTensor(tensor.name, tensor.shape, "float32", tensor.source.exact())
     from draftrt.export.tensor_ref import from_tensor
 

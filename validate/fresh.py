@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from draftrt.export.graph_tensors import GraphTensor
 
 SORTABLE = 1 << 26  # values; more are not sorted just to describe a difference
-QUANTISED = 0.25  # a weight in int4 is off by 0.1 of its norm, another weight by more than 1
 NO_FACTS = ("sources", "warnings", "checkpoint_format", "dtype")
 
 
@@ -52,7 +51,8 @@ class Fresh:
 
     Attributes:
         spec: its facts.
-        tensors: what a graph of it would hold, unread, in the bundle's precision.
+        tensors: what a graph of it would hold, unread, in the bundle's precision and quantised as
+            the bundle's are.
         facts: facts that differ.
         weights: weights that differ.
     """
@@ -86,6 +86,7 @@ def read_fresh(bundle: Bundle, draft: Path, target: Path | None) -> Fresh:
     from draftrt.export.graph_tensors import draft_tensors
     from draftrt.export.load import load_drafter
     from draftrt.export.reference import module_from_bundle
+    from draftrt.export.requantized import requantized
     from draftrt.export.target import read_target
     from draftrt.runtime.load import find_target
 
@@ -95,7 +96,10 @@ def read_fresh(bundle: Bundle, draft: Path, target: Path | None) -> Fresh:
     loaded = load_drafter(
         draft, read_target(find_target(bundle, target)), sample_from_anchor=stated
     )
-    tensors = draft_tensors(loaded.spec, loaded.tensors, entry.precision, entry.max_context)
+    tensors = requantized(
+        bundle.file(entry.file),
+        draft_tensors(loaded.spec, loaded.tensors, entry.precision, entry.max_context),
+    )
     facts = fact_differences(spec, loaded.spec)
     held = {
         name: value.detach().float().numpy()
@@ -109,7 +113,6 @@ def read_fresh(bundle: Bundle, draft: Path, target: Path | None) -> Fresh:
             held,
             tensors,
             has_same_rope=spec.rope == loaded.spec.rope,
-            is_quantised=bool(entry.quantization),
         ),
     )
 
@@ -153,7 +156,6 @@ def _weight_differences(
     tensors: Mapping[str, GraphTensor],
     *,
     has_same_rope: bool,
-    is_quantised: bool,
 ) -> tuple[Difference, ...]:
     """Compare weights one at a time; rotary tables only where the facts behind them agree."""
     found = [
@@ -168,8 +170,6 @@ def _weight_differences(
             found.append(Difference(name=name, bundle="is missing", checkpoint="has it"))
             continue
         want = tensor.read().float().numpy()
-        if is_quantised and _is_near(held[name], want):
-            continue
         if not np.array_equal(held[name], want):
             found.append(
                 Difference(name=name, bundle=relation(held[name], want), checkpoint="as it is")
@@ -209,14 +209,6 @@ def factor_of(got: NDArray[Any], want: NDArray[Any]) -> float | None:
     rest = np.abs(a - scale * b).max()
     is_multiple = bool(rest <= 1e-4 * np.abs(a).max()) and abs(scale - 1) > 1e-3
     return scale if is_multiple else None
-
-
-def _is_near(got: NDArray[Any], want: NDArray[Any]) -> bool:
-    """Whether an array is another one but for the rounding of quantised weights."""
-    if got.shape != want.shape:
-        return False
-    gap = float(np.linalg.norm((got - want).ravel()))
-    return gap <= QUANTISED * float(np.linalg.norm(want.ravel()))
 
 
 def _sorted_rows(array: NDArray[Any]) -> NDArray[Any]:
