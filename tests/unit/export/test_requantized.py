@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from draftrt.export.checkpoint import TensorRef, from_tensor  # noqa: E402
 from draftrt.export.quantized_file import QuantizedRef  # noqa: E402
 from draftrt.export.requantized import RequantizedRef  # noqa: E402
+from draftrt.export.tensor_ref import TensorRef, from_tensor  # noqa: E402
 from draftrt.quantization import Scheme  # noqa: E402
 
 NAME = "layers.0.mlp.up_proj.weight"
