@@ -6,15 +6,13 @@ name or from the target.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftrt.errors import ChoiceError
-from draftrt.export.choices import ACTIVATIONS
 from draftrt.export.config_attention import read_layer_types, read_layers
 from draftrt.export.config_block import read_block, read_taps
+from draftrt.export.config_dimensions import read_dimensions
 from draftrt.export.config_family import Kind, read_kind
 from draftrt.export.config_heads import (
     read_confidence,
@@ -24,12 +22,11 @@ from draftrt.export.config_heads import (
     read_soft_cap,
 )
 from draftrt.export.config_rope import read_rope
+from draftrt.export.config_unknown import refuse_unknown
 from draftrt.export.facts import Facts
-from draftrt.export.harmless import HARMLESS, INHERITED
-from draftrt.export.rounding import rounded
-from draftrt.spec import Backbone
 
 Shapes = Mapping[str, tuple[int, ...]]
+MOST_IDS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,6 @@ class ConfigFacts:
     Attributes:
         kind: family, backbone, format.
         fields: `DrafterSpec` fields by name; the vocabulary fields come later.
-        mask_token_id: id that fills the block.
         vocab_size: rows of the input vocabulary the config declares.
         draft_vocab_size: rows of the LM head the config declares.
     """
@@ -69,141 +65,60 @@ def read_config(
     """
     kind = read_kind(facts)
     body = kind.body
+    for scope in ("dflash_config", "dspark_config", "speculators_config"):
+        facts.table(scope)
     fields: dict[str, Any] = {
         "family": kind.family,
         "backbone": kind.backbone,
         "checkpoint_format": kind.format,
+        **read_dimensions(facts, kind, stored_dtype),
     }
-    for scope in ("dflash_config", "dspark_config", "speculators_config"):
-        facts.table(scope)
-    fields |= _dimensions(facts, kind, stored_dtype)
-    types = read_layer_types(facts, body, fields["num_layers"])
-    sinks = frozenset(
-        i
-        for i in range(fields["num_layers"])
-        if f"layers.{i}.self_attn.attention_sink_bias" in shapes
-    )
-    fields["layers"] = read_layers(facts, kind, types, sinks)
-    _check_sinks(facts, sinks)
-    fields["rope"] = read_rope(facts, body, fields["head_dim"], types, rotates_whole=True)
+    fields |= _read_layers(facts, kind, shapes, fields["num_layers"], fields["head_dim"])
     fields |= read_block(facts, kind, sample_from_anchor)
     fields |= read_taps(facts, kind, fields["num_layers"], fields["hidden_size"])
-    fields["markov"] = read_markov(facts, kind, shapes)
-    fields["confidence"] = read_confidence(
-        facts, kind, shapes, fields["markov"], fields["hidden_size"]
-    )
-    fields["selector"], fields["conv"] = read_dflash2(facts, kind)
-    if fields["conv"] is not None and fields["hidden_size"] % fields["conv"].group_size:
-        facts.error(
-            f"conv_group_size {fields['conv'].group_size} does not divide hidden_size "
-            f"{fields['hidden_size']}"
-        )
-    fields["output_multiplier"] = read_output_multiplier(facts, fields["markov"])
-    fields["final_logit_softcapping"] = read_soft_cap(facts, body)
-    fields["embedding_scale"] = _embedding_scale(
-        facts, kind, fields["hidden_size"], fields["dtype"]
-    )
-    vocab = facts.number("input_vocab_size", [f"{body}vocab_size"], low=2, high=1 << 26)
+    fields |= _read_heads(facts, kind, shapes, fields["hidden_size"])
+    vocab = facts.number("input_vocab_size", [f"{body}vocab_size"], low=2, high=MOST_IDS)
     draft_vocab = facts.number(
         "draft_vocab_size",
         ["draft_vocab_size"],
         low=2,
-        high=1 << 26,
+        high=MOST_IDS,
         default=vocab,
         why=f"{body}vocab_size",
     )
-    _refuse_unknown(facts, body, ignore_keys)
+    refuse_unknown(facts, body, ignore_keys)
     return ConfigFacts(kind, fields, vocab, draft_vocab)
 
 
-def _dimensions(facts: Facts, kind: Kind, stored_dtype: str) -> dict[str, Any]:
-    body = kind.body
-    gemma = kind.backbone is Backbone.GEMMA4
-    key_is_value = gemma and facts.flag(
-        "attention_k_eq_v", [f"{body}attention_k_eq_v"], default=False, why="default false"
+def _read_layers(
+    facts: Facts, kind: Kind, shapes: Shapes, num_layers: int, head_dim: int
+) -> dict[str, Any]:
+    """What each layer sees, and how positions turn its heads."""
+    types = read_layer_types(facts, kind.body, num_layers)
+    sinks = frozenset(
+        i for i in range(num_layers) if f"layers.{i}.self_attn.attention_sink_bias" in shapes
     )
-    if not gemma:
-        facts.say("attention_k_eq_v", "default of backbone qwen3")
-    size = 1 << 24
-    heads = facts.number("num_heads", [f"{body}num_attention_heads"], low=1, high=1 << 14)
-    kv_path = (
-        f"{body}num_global_key_value_heads"
-        if key_is_value and facts.raw(f"{body}num_global_key_value_heads") is not None
-        else f"{body}num_key_value_heads"
-    )
-    groups = facts.number("num_kv_heads", [kv_path], low=1, high=1 << 14)
-    if heads % groups:
-        facts.error(f"num_attention_heads {heads} is no multiple of num_key_value_heads {groups}")
-    if gemma:
-        head_dim = facts.number("head_dim", [f"{body}global_head_dim"], low=2, high=1 << 14)
-        facts.raw(f"{body}head_dim")
-        facts.raw(f"{body}num_key_value_heads")
-        facts.say("attention_scale", "backbone gemma4: q_norm and k_norm carry the scale")
-    else:
-        head_dim = facts.number(
-            "head_dim",
-            [f"{body}head_dim"],
-            low=2,
-            high=1 << 14,
-            default=128,
-            why="default 128 of Qwen3Config",
-        )
-        facts.say("attention_scale", "head_dim ** -0.5")
-    dtype = facts.text(
-        "dtype",
-        [f"{body}dtype", f"{body}torch_dtype", "dtype", "torch_dtype"],
-        choices=("float32", "float16", "bfloat16"),
-        default=stored_dtype,
-        why="not stated; that of the tensors",
-    )
-    value_scale = facts.real(
-        "attention_value_scale",
-        ["dflash_config.attention_value_scale", f"{body}attention_value_scale"],
-        default=1.0,
-        why="default 1",
-    )
-    if gemma and value_scale != 1.0:
-        facts.error("attention_value_scale in Gemma-4 layers is not supported", unsupported=True)
+    layers = read_layers(facts, kind, types, sinks)
+    _check_sinks(facts, sinks)
+    rope = read_rope(facts, kind.body, head_dim, types, rotates_whole=True)
+    return {"layers": layers, "rope": rope}
+
+
+def _read_heads(facts: Facts, kind: Kind, shapes: Shapes, hidden: int) -> dict[str, Any]:
+    """What turns the layers' rows into drafts and confidences."""
+    markov = read_markov(facts, kind, shapes)
+    confidence = read_confidence(facts, kind, shapes, markov, hidden)
+    selector, conv = read_dflash2(facts, kind)
+    if conv is not None and hidden % conv.group_size:
+        facts.error(f"conv_group_size {conv.group_size} does not divide hidden_size {hidden}")
     return {
-        "dtype": dtype,
-        "hidden_size": facts.number("hidden_size", [f"{body}hidden_size"], low=2, high=size),
-        "intermediate_size": facts.number(
-            "intermediate_size", [f"{body}intermediate_size"], low=1, high=size
-        ),
-        "num_layers": facts.number("num_layers", [f"{body}num_hidden_layers"], low=1, high=256),
-        "num_heads": heads,
-        "num_kv_heads": groups,
-        "head_dim": head_dim,
-        "attention_k_eq_v": key_is_value,
-        "attention_scale": 1.0 if gemma else head_dim**-0.5,
-        "attention_value_scale": value_scale,
-        "rms_norm_eps": facts.real(
-            "rms_norm_eps", [f"{body}rms_norm_eps"], default=1e-6, why="default 1e-6"
-        ),
-        "activation": facts.text(
-            "activation",
-            [f"{body}hidden_activation" if gemma else f"{body}hidden_act"],
-            choices=ACTIVATIONS,
-            default="gelu_pytorch_tanh" if gemma else "silu",
-            why=f"default of backbone {kind.backbone.value}",
-        ),
-        "attention_bias": facts.flag(
-            "attention_bias", [f"{body}attention_bias"], default=False, why="default false"
-        ),
+        "markov": markov,
+        "confidence": confidence,
+        "selector": selector,
+        "conv": conv,
+        "output_multiplier": read_output_multiplier(facts, markov),
+        "final_logit_softcapping": read_soft_cap(facts, kind.body),
     }
-
-
-def _embedding_scale(facts: Facts, kind: Kind, hidden: int, dtype: str) -> float:
-    paths = ["dflash_config.input_embedding_scale", "input_embedding_scale"]
-    if kind.backbone is not Backbone.GEMMA4:
-        return facts.real("embedding_scale", paths, default=1.0, why="default 1")
-    scale = rounded(math.sqrt(hidden), dtype)
-    return facts.real(
-        "embedding_scale",
-        paths,
-        default=scale,
-        why=f"backbone gemma4: sqrt(hidden_size) in {dtype}",
-    )
 
 
 def _check_sinks(facts: Facts, sinks: frozenset[int]) -> None:
@@ -220,41 +135,3 @@ def _check_sinks(facts: Facts, sinks: frozenset[int]) -> None:
             facts.error(
                 f"{path} is false, but layers {sorted(sinks)} have self_attn.attention_sink_bias"
             )
-
-
-def _refuse_unknown(facts: Facts, body: str, ignore: frozenset[str]) -> None:
-    quantised = [
-        key
-        for key in ("quantization_config", "compression_config", "hf_quant_config")
-        if facts.raw(key) is not None
-    ]
-    for key in quantised:
-        table = facts.table(key)
-        method = (
-            table.get("quant_method") or table.get("quant_algo") or table.get("format") or "unnamed"
-        )
-        facts.error(
-            f"{key}: quantised weights ({method}) are not supported",
-            "take the publisher's bf16 checkpoint",
-            unsupported=True,
-        )
-    for key, value in facts.table(body[:-1]).items() if body else ():
-        if facts.config.get(key) == value:  # some exporters repeat the layers' keys at the top
-            facts.raw(key)
-    scopes = ["", "dflash_config", "dspark_config", *([body[:-1]] if body else [])]
-    unknown = [key for scope in scopes for key in facts.unknown_keys(scope, HARMLESS | INHERITED)]
-    if refused := [key for key in unknown if key not in ignore]:
-        facts.error(
-            f"keys that this version does not know: {refused}",
-            "if a key has no effect on the forward pass, accept it with --ignore-key NAME",
-        )
-    # A key that the list of harmless ones has taken up meanwhile may still be named.
-    idle = sorted(one for one in ignore - set(unknown) if one.split(".")[-1] not in HARMLESS)
-    if idle:
-        facts.findings.append(
-            ChoiceError(
-                f"{facts.path.name}: --ignore-key {', '.join(idle)}: expected keys that this "
-                f"version does not know, which are {unknown or 'none'}",
-                hint="what is read cannot be ignored, and what is not there need not be",
-            )
-        )
