@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from draftrt.bundle import Bundle
-from draftrt.errors import BackendError
 from draftrt.runtime.bench import Decoded, System
+from draftrt.runtime.hf_target import load_pretrained
 from draftrt.runtime.load import find_target
 
 ZLAB_FORMAT = "z-lab"  # the one checkpoint format that z-lab's loop loads
@@ -37,7 +37,9 @@ class Transformers:
         torch.set_num_threads(threads)
         self.name = f"transformers {transformers.__version__}"
         self.torch: ModuleType = torch
-        self.model: Any = _load(transformers, transformers.AutoModelForCausalLM, folder)
+        self.model: Any = load_pretrained(
+            transformers, transformers.AutoModelForCausalLM, folder, dtype="float32"
+        )
         self.model.generation_config.eos_token_id = None
 
     def decode(self, prompt_ids: tuple[int, ...], max_tokens: int) -> Decoded:
@@ -70,7 +72,9 @@ class Zlab:
         self._target, self._loop = target, package.dflash_generate
         config = transformers.AutoConfig.from_pretrained(str(draft), local_files_only=True)
         kind = (config.architectures or ["DFlashDraftModel"])[0]
-        self._draft: Any = _load(transformers, getattr(package, kind), draft)
+        self._draft: Any = load_pretrained(
+            transformers, getattr(package, kind), draft, dtype="float32"
+        )
 
     def decode(self, prompt_ids: tuple[int, ...], max_tokens: int) -> Decoded:
         """Decode exactly ``max_tokens`` tokens."""
@@ -111,21 +115,6 @@ def load_rivals(
     else:
         return [own, Zlab(draft, own)], []
     return [own], [f"z-lab's loop: not run, {reason}"]
-
-
-def _load(transformers: ModuleType, kind: Any, folder: Path) -> Any:
-    progress = transformers.utils.logging
-    is_shown = progress.is_progress_bar_enabled()
-    progress.disable_progress_bar()
-    try:
-        return kind.from_pretrained(str(folder), dtype="float32", local_files_only=True).eval()
-    except (OSError, ValueError) as error:
-        raise BackendError(
-            f"{folder}: transformers {transformers.__version__} cannot load it: {error}"
-        ) from error
-    finally:
-        if is_shown:
-            progress.enable_progress_bar()
 
 
 def _decoded(out: Any, prompt_ids: tuple[int, ...], total_s: float) -> Decoded:

@@ -61,7 +61,13 @@ class HfTarget:
         config = read_text_config(Path(folder))
         _check_layer_types(config, Path(folder))
         torch.set_num_threads(threads)
-        self._model: Any = _load_model(transformers, Path(folder), getattr(torch, dtype), device)
+        self._model: Any = load_pretrained(
+            transformers,
+            transformers.AutoModelForCausalLM,
+            Path(folder),
+            dtype=getattr(torch, dtype),
+            trust_remote_code=False,
+        ).to(device)
         # transformers 5 renames the argument that 4.57 knows as past_key_values.
         parameters = inspect.signature(self._model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
@@ -237,14 +243,17 @@ def _import_frameworks() -> tuple[ModuleType, ModuleType]:
     return torch, transformers
 
 
-def _load_model(transformers: ModuleType, folder: Path, dtype: Any, device: str) -> Any:
+def load_pretrained(transformers: ModuleType, kind: Any, folder: Path, **options: Any) -> Any:
+    """Return a model of a class of transformers in evaluation mode, without a bar of progress.
+
+    Raises:
+        BackendError: transformers cannot load the folder.
+    """
     progress = transformers.utils.logging
     is_shown = progress.is_progress_bar_enabled()
     progress.disable_progress_bar()
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, trust_remote_code=False
-        )
+        return kind.from_pretrained(str(folder), local_files_only=True, **options).eval()
     except (OSError, ValueError, ImportError) as error:
         raise BackendError(
             f"{folder}: transformers {transformers.__version__} cannot load it: {error}"
@@ -252,7 +261,6 @@ def _load_model(transformers: ModuleType, folder: Path, dtype: Any, device: str)
     finally:
         if is_shown:
             progress.enable_progress_bar()
-    return model.to(device).eval()
 
 
 def _check_layer_types(config: dict[str, Any], folder: Path) -> None:

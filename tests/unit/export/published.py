@@ -66,8 +66,22 @@ QWEN3, QWEN35 = (36, 2560, 151_936, 151_936), (32, 2560, 248_320, 248_320)
 QWEN3_8B, QWEN3_14B = (36, 4096, 151_936, 151_936), (40, 5120, 151_936, 151_936)
 QWEN36 = (64, 5120, 248_320, 248_320)
 MUSE = (52, 6656, 202_048, 202_048)
+MUSE_LAYERS: dict[str, Any] = {
+    "mlp": 19_968,
+    "taps": (1, 13, 25, 37, 49),
+    "mask": 201_818,
+    "theta": 5e5,
+    "window": 2048,
+}
 FIVE = (1, 9, 17, 25, 33)
 WIDE, NARROW = (32, 8, 128), (64, 16, 64)
+INKLING: dict[str, Any] = {
+    "heads": NARROW,
+    "block": 7,
+    "taps": (5, 17, 35, 47, 59),
+    "mask": 200_064,
+    "theta": 8e6,
+}
 RANK_0 = {"markov_rank": 0, "enable_confidence_head": False}
 
 
@@ -78,7 +92,7 @@ def qwen3(architecture: str, target: tuple[int, int, int, int], **fields: Any) -
             "target": target,
             "hidden": target[1],
             "heads": WIDE,
-            "vocab": 151_936,
+            "vocab": target[3],
             "block": 7 if architecture == DSPARK else 16,
             "taps": FIVE,
             "mask": 151_669,
@@ -93,7 +107,7 @@ def newer(architecture: str, target: tuple[int, int, int, int], **fields: Any) -
     return qwen3(
         architecture,
         target,
-        **{"vocab": 248_320, "mask": 248_070, "theta": 1e7, "ships_tables": False, **fields},
+        **{"mask": 248_070, "theta": 1e7, "ships_tables": False, **fields},
     )
 
 
@@ -114,22 +128,12 @@ ROWS: dict[str, Published] = {
     "meta-models/Muse-Glimmer-30B-assistant": newer(
         "MuseGlimmerAssistantModel",
         MUSE,
-        mlp=19_968,
-        vocab=202_048,
-        taps=(1, 13, 25, 37, 49),
-        mask=201_818,
-        theta=5e5,
-        window=2048,
+        **MUSE_LAYERS,
     ),
     "Muse-Glimmer-30B DFlash2": newer(
         DFLASH2,
         MUSE,
-        mlp=19_968,
-        vocab=202_048,
-        taps=(1, 13, 25, 37, 49),
-        mask=201_818,
-        theta=5e5,
-        window=2048,
+        **MUSE_LAYERS,
         config={
             "is_causal": False,
             "rms_norm_eps": 1e-5,
@@ -170,7 +174,6 @@ ROWS: dict[str, Published] = {
         (30, 2048, 128_000, 128_000),
         mlp=6144,
         heads=(32, 8, 64),
-        vocab=128_000,
         block=9,
         taps=(2, 9, 17, 21, 27),
         mask=125_017,
@@ -181,7 +184,6 @@ ROWS: dict[str, Published] = {
         (93, 7168, 163_840, 163_840),
         mlp=14_336,
         heads=NARROW,
-        vocab=163_840,
         block=7,
         taps=(7, 23, 51, 67, 83),
         mask=163_824,
@@ -200,7 +202,6 @@ ROWS: dict[str, Published] = {
         (78, 6144, 154_880, 154_880),
         mlp=12_288,
         heads=NARROW,
-        vocab=154_880,
         block=7,
         taps=(1, 19, 38, 57, 76),
         mask=154_856,
@@ -210,22 +211,12 @@ ROWS: dict[str, Published] = {
         "DSparkDraftModel",
         (66, 6144, 200_058, 201_024),
         mlp=12_288,
-        heads=NARROW,
-        vocab=201_024,
-        block=7,
-        taps=(5, 17, 35, 47, 59),
-        mask=200_064,
-        theta=8e6,
+        **INKLING,
     ),
     "RadixArk/Inkling-Small-DSpark": newer(
         "DSparkDraftModel",
         (66, 4096, 200_058, 201_024),
-        heads=NARROW,
-        vocab=201_024,
-        block=7,
-        taps=(5, 17, 35, 47, 59),
-        mask=200_064,
-        theta=8e6,
+        **INKLING,
     ),
     "RadixArk/Qwen3.8-27B-DSpark": newer(
         "DSparkDraftModel",

@@ -30,6 +30,7 @@ from draftrt.spec import (
     RopeLayout,
     RopeSpec,
     TableSource,
+    TargetSpec,
     VocabMap,
 )
 
@@ -221,6 +222,22 @@ def toy_spec(
     return DrafterSpec(**facts, sources=dict.fromkeys(names, "test"))
 
 
+def toy_target_spec(**changed: Any) -> TargetSpec:
+    """The target that `toy_spec` taps, some facts changed."""
+    facts: dict[str, Any] = {
+        "architecture": "Qwen3ForCausalLM",
+        "model_type": "qwen3",
+        "num_layers": 4,
+        "hidden_size": 3,
+        "vocab_size": VOCAB,
+        "table_rows": None,
+        "tie_word_embeddings": False,
+        "eos_token_ids": (5, 6),
+        **changed,
+    }
+    return TargetSpec(**facts, sources=dict.fromkeys(facts, "test"))
+
+
 @pytest.fixture(scope="session")
 def toy() -> SimpleNamespace:
     """The toy language, its models, and what builds them."""
@@ -233,6 +250,7 @@ def toy() -> SimpleNamespace:
         session=FakeSession,
         signature=toy_signature,
         spec=toy_spec,
+        target_spec=toy_target_spec,
         greedy=greedy,
     )
 

@@ -14,7 +14,6 @@ from draftrt.errors import BackendError, SpecError, UnsupportedError
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.hf_target import HfTarget, check_same_target
 from draftrt.runtime.options import DecodeOptions
-from draftrt.spec import TargetSpec
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -204,41 +203,17 @@ def test_a_model_transformers_cannot_load_is_refused_with_its_words(tmp_path: Pa
         HfTarget(write_config(tmp_path, model_type="qwen3"))
 
 
-SPEC = TargetSpec(
-    architecture="Qwen3ForCausalLM",
-    model_type="qwen3",
-    num_layers=4,
-    hidden_size=32,
-    vocab_size=60,
-    table_rows=64,
-    tie_word_embeddings=False,
-    eos_token_ids=(0,),
-    sources=dict.fromkeys(
-        (
-            "architecture",
-            "model_type",
-            "num_layers",
-            "hidden_size",
-            "vocab_size",
-            "table_rows",
-            "tie_word_embeddings",
-            "eos_token_ids",
-        ),
-        "test",
-    ),
-)
-
-
 def test_another_target_than_the_exported_one_is_refused_before_it_is_loaded(
-    tmp_path: Path,
+    toy: SimpleNamespace, tmp_path: Path
 ) -> None:
-    check_same_target(write_config(tmp_path), SPEC)
-    check_same_target(write_config(tmp_path, vocab_size=60), SPEC)
+    spec = toy.target_spec(hidden_size=32, vocab_size=60, table_rows=64)
+    check_same_target(write_config(tmp_path), spec)
+    check_same_target(write_config(tmp_path, vocab_size=60), spec)
     nested = {"text_config": SIZES}
     (tmp_path / "config.json").write_text(json.dumps(nested))
-    check_same_target(tmp_path, SPEC)
+    check_same_target(tmp_path, spec)
     with pytest.raises(SpecError) as refusal:
-        check_same_target(write_config(tmp_path, num_hidden_layers=3, vocab_size=100), SPEC)
+        check_same_target(write_config(tmp_path, num_hidden_layers=3, vocab_size=100), spec)
     assert "num_hidden_layers is 3, expected 4; vocab_size is 100, expected 64" in str(
         refusal.value
     )

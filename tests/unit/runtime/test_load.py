@@ -13,31 +13,8 @@ import pytest
 from draftrt.bundle import Bundle, GraphEntry, Manifest, write_manifest
 from draftrt.errors import BackendError, BundleError, SpecError
 from draftrt.runtime.load import load, read_stop_ids
-from draftrt.spec import Precision, TargetSpec
+from draftrt.spec import Precision
 
-TARGET = TargetSpec(
-    architecture="Qwen3ForCausalLM",
-    model_type="qwen3",
-    num_layers=4,
-    hidden_size=3,
-    vocab_size=23,
-    table_rows=None,
-    tie_word_embeddings=False,
-    eos_token_ids=(5, 6),
-    sources=dict.fromkeys(
-        (
-            "architecture",
-            "model_type",
-            "num_layers",
-            "hidden_size",
-            "vocab_size",
-            "table_rows",
-            "tie_word_embeddings",
-            "eos_token_ids",
-        ),
-        "test",
-    ),
-)
 WriteBundle = Callable[..., Path]
 
 
@@ -64,7 +41,7 @@ def write_bundle(toy: SimpleNamespace, tmp_path: Path) -> WriteBundle:
             folder,
             Manifest(
                 drafter=toy.spec(),
-                target=TARGET,
+                target=toy.target_spec(),
                 graphs={"draft": entry},
                 files={},
                 inputs={},

@@ -17,7 +17,7 @@ from draftrt.errors import BackendError, BundleError
 from draftrt.runtime import trt_plan
 from draftrt.runtime.load import BACKENDS, open_graph
 from draftrt.runtime.trt_plan import MODULES, choose_plan, import_tensorrt, open_plan
-from draftrt.spec import Precision, TargetSpec
+from draftrt.spec import Precision
 
 PLAN = PlanEntry(
     file="plans/draft.tensorrt-rtx.sm86-89.plan",
@@ -49,21 +49,9 @@ def make(toy: SimpleNamespace) -> MakeBundle:
             max_context=40,
             signature=toy.signature(4, 5, 40, confidence=False),
         )
-        names = TargetSpec.__dataclass_fields__.keys() - {"sources"}
-        target = TargetSpec(
-            architecture="X",
-            model_type="x",
-            num_layers=4,
-            hidden_size=3,
-            vocab_size=23,
-            table_rows=None,
-            tie_word_embeddings=False,
-            eos_token_ids=(),
-            sources=dict.fromkeys(names, "test"),
-        )
         manifest = Manifest(
             drafter=toy.spec(),
-            target=target,
+            target=toy.target_spec(),
             graphs={"draft": entry, "target": replace(entry, file="target.onnx")},
             files={
                 "draft.onnx": FileEntry(bytes=1, sha256="now"),
