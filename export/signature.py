@@ -13,6 +13,7 @@ from draftrt.spec import DrafterSpec, Precision
 
 NEW_ROWS = "T"
 CAPACITY = "L"
+LARGEST_BLOCK = 64  # rows a target verifies in one call, at most
 NOISE = SAMPLED_INPUTS[0]
 Walk = Literal["greedy", "drawn"]
 

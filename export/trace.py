@@ -12,6 +12,7 @@ from draftrt.errors import ExportError
 from draftrt.export.graph_recorder import Recorder, constant_proto, onnx_type
 from draftrt.export.onnx_forms import FORMS
 from draftrt.export.profile import Profile
+from draftrt.export.signature import LARGEST_BLOCK
 from draftrt.signature import Signature
 
 TORCH = {
@@ -25,7 +26,6 @@ TORCH = {
 IR_VERSION = 10
 LARGEST_CONSTANT = 1 << 20
 EXAMPLES = (211, 307, 401, 503, 601, 701, 809, 907, 1009, 1103, 1201)  # of open sizes
-LARGEST_BLOCK = 64
 
 
 def trace(

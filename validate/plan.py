@@ -18,7 +18,7 @@ from draftrt.export.pipeline import TOKENIZER_FILES, check_quantised
 from draftrt.export.placing import place_draft, place_target
 from draftrt.export.signature import draft_signature
 from draftrt.export.target import Target, read_target
-from draftrt.export.target_graph import target_signature
+from draftrt.export.target_signature import target_signature
 from draftrt.export.weight_files import PlacedWeights, WeightFiles
 from draftrt.export.weight_slices import is_read_whole
 from draftrt.runtime.advice import modelled_costs

@@ -19,10 +19,11 @@ from draftrt.export.check_target import check_target, check_target_sampled
 from draftrt.export.decoder import Decoder
 from draftrt.export.decoder_config import read_decoder
 from draftrt.export.graph_tensors import target_tensors
-from draftrt.export.ops import Profile
-from draftrt.export.pipeline import ExportOptions, export_bundle
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import export_bundle
+from draftrt.export.profile import Profile
 from draftrt.export.target import Target
-from draftrt.export.target_graph import target_signature
+from draftrt.export.target_signature import target_signature
 from draftrt.signature import DimRange
 from draftrt.spec import DecoderSpec, Precision
 
