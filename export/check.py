@@ -213,6 +213,17 @@ def run_session(
     return named, written
 
 
+def relative_gap(want: NDArray[Any], got: NDArray[Any]) -> float:
+    """Return the largest difference relative to the largest value wanted, one at least.
+
+    NaN on either side gives NaN, which is within no limit.
+    """
+    wide = want.astype(np.float32, copy=False)
+    gaps = wide - got.astype(np.float32, copy=False)
+    largest = max(1.0, float(wide.max()), -float(wide.min()))
+    return float(np.abs(gaps, out=gaps).max()) / largest
+
+
 def _difference(
     spec: DrafterSpec,
     want: dict[str, Any],
@@ -224,8 +235,7 @@ def _difference(
     limit = TOLERANCE[precision]
     for index, (a, b) in enumerate(zip(want["caches"], caches, strict=True)):
         rows = slice(0, committed + spec.block_size)
-        a, b = a[:, :, rows].astype(np.float32), b[:, :, rows].astype(np.float32)
-        gap = float(np.abs(a - b).max() / max(1.0, float(np.abs(a).max())))
+        gap = relative_gap(a[:, :, rows], b[:, :, rows])
         if not gap <= limit:
             return f"cache {index} by {gap:.2e} (relative to its largest value), limit {limit:.0e}"
     same_ids = np.array_equal(want["draft_ids"], got["draft_ids"])
@@ -247,8 +257,7 @@ def _sampled_difference(want: dict[str, Any], got: Feeds, precision: Precision) 
     for name in ("logits", "candidate_scores"):
         if name not in want or name not in got:
             continue
-        a, b = np.sort(want[name], axis=-1), np.sort(got[name], axis=-1)
-        gap = float(np.abs(a - b).max() / max(1.0, float(np.abs(a).max())))
+        gap = relative_gap(np.sort(want[name], axis=-1), np.sort(got[name], axis=-1))
         if not gap <= TOLERANCE[precision]:
             return f"{name} by {gap:.2e} (relative to its largest value)"
     return None

@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 
 from draftrt.export.block_products import Rows
-from draftrt.export.check import Feeds, compare_round, round_differs, run_module, run_session
+from draftrt.export.check import (
+    Feeds,
+    compare_round,
+    relative_gap,
+    round_differs,
+    run_module,
+    run_session,
+)
 from draftrt.export.check_ids import CHOSEN_FROM, TOLERANCE
 from draftrt.export.check_weights import check_weights
 from draftrt.export.drafter import Drafter, SampledDrafter
@@ -150,9 +157,7 @@ class _BothSides:
         sizes = (sample.length, sample.count)
         name, one = self.where + what, self._one(sample)
         compare_round(name, one, expected, got, caches, sizes, self.precision)
-        result = got[state_name(sample.layer)]
-        gap = float(np.abs(expected["state"] - result).max())
-        gap /= max(1.0, float(np.abs(expected["state"]).max()))
+        gap = relative_gap(expected["state"], got[state_name(sample.layer)])
         if not gap <= TOLERANCE[self.precision]:
             error = f"the layer's result by {gap:.2e} (relative to its largest value)"
             raise round_differs(name, sizes, error)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from draftrt.errors import ExportError
-from draftrt.export.check import open_session, widened, write_float32_twin
+from draftrt.export.check import open_session, relative_gap, widened, write_float32_twin
 from draftrt.export.check_ids import TOLERANCE
 from draftrt.export.check_weights import check_weights
 from draftrt.export.decoder import Decoder
@@ -159,7 +159,7 @@ class _BothSides:
         weights = Unread(self.tensors, sample.layer, cut=cut)
         module = Decoder(one, weights, with_states=True).eval()
         *outputs, _, state = _run_module(module, feeds)
-        return feeds, [_rows_in_use(array, used) for array in (*outputs, state)]
+        return feeds, [_rows_in_use(array, used).copy() for array in (*outputs, state)]
 
     def compare(self, sample: Sample, session: Any, wanted: tuple[list[Any], list[Any]]) -> str:
         """Run the graph on the same feeds; return a line about it."""
@@ -211,7 +211,7 @@ def _largest_gap(
         if name == "next_ids":
             continue
         a, b = _rows_in_use(a, used), _rows_in_use(b, used)
-        gap = float(np.abs(a - b).max()) / max(1.0, float(np.abs(a).max()))
+        gap = relative_gap(a, b)
         if not gap <= TOLERANCE[precision]:
             raise ExportError(
                 f"{where}: {name} differs from PyTorch by {gap:.2e} (relative to its largest "
@@ -223,8 +223,8 @@ def _largest_gap(
 
 
 def _rows_in_use(array: Any, rows: int) -> Any:
-    """Return the cache rows that hold something; other outputs as they are, in float32."""
-    return (array[:, :, :rows] if array.ndim == 4 else array).astype(np.float32)
+    """Return the cache rows that hold something; other outputs as they are."""
+    return array[:, :, :rows] if array.ndim == 4 else array
 
 
 def _random_caches(spec: DecoderSpec, precision: Precision, max_context: int) -> list[Any]:

@@ -16,8 +16,11 @@ import torch
 
 from draftrt.errors import ExportError
 from draftrt.export.graph_tensors import GraphTensor
-from draftrt.export.quantized_file import QuantizedRef
+from draftrt.export.initialisers import read_initialisers
+from draftrt.export.quantize import dequantize, quantize_rows
+from draftrt.export.quantized_file import SLICE_ELEMENTS, QuantizedRef
 from draftrt.export.weight_slices import is_linkable, num_bytes
+from draftrt.quantization import TABLES
 
 ROW_EVERY = 1 << 20
 
@@ -25,8 +28,7 @@ ROW_EVERY = 1 << 20
 def check_weights(path: Path, tensors: Mapping[str, GraphTensor]) -> int:
     """Compare every weight of a written graph with its source.
 
-    Quantised ones are read from this very file; `draftrt.export.initialisers.check_channels` has
-    compared them.
+    Quantised ones are read from this very file; `check_channels` has compared them.
 
     Returns:
         Weights compared.
@@ -99,15 +101,45 @@ def _rows_of(tensor: GraphTensor, width: int) -> Iterator[Callable[[int], bytes]
         yield read
 
 
-def sampled_rows(rows: int, width: int) -> Iterator[int]:
-    """Yield the rows of a weight that are compared.
+def sampled_rows(rows: int, width: int, every: int = ROW_EVERY) -> list[int]:
+    """Return the rows of a weight that are compared: first, last and evenly between.
 
     Args:
         rows: of the weight.
-        width: bytes of a row.
+        width: size of a row.
+        every: size for which there is a row; there are three at least.
     """
-    count = min(rows, max(3, -(-rows * width // ROW_EVERY)))
-    yield from sorted({round((rows - 1) * i / max(1, count - 1)) for i in range(count)})
+    count = min(rows, max(3, -(-rows * width // every)))
+    return sorted({round((rows - 1) * i / max(1, count - 1)) for i in range(count)})
+
+
+def check_channels(path: Path, tensors: Mapping[str, GraphTensor]) -> int:
+    """Quantise output channels of each weight again, some of each slice of it, and compare.
+
+    Args:
+        path: a graph with quantised weights.
+        tensors: its weights before they were quantised.
+
+    Returns:
+        Quantised weights compared.
+
+    Raises:
+        ExportError: a channel in the file is not the one of the checkpoint.
+    """
+    found = [ref for ref in read_initialisers(path).values() if isinstance(ref, QuantizedRef)]
+    for ref in found:
+        tensor = tensors[ref.name if ref.name in tensors else TABLES[1]]
+        rows, width = ref.shape
+        for row in sampled_rows(rows, width, SLICE_ELEMENTS // 2):
+            content = tensor.source.rows(row, row + 1).read()
+            again = quantize_rows(ref.name, content, ref.scheme, getattr(torch, ref.dtype))
+            if not torch.equal(ref.exact_rows(row, row + 1), dequantize(*again)):
+                raise ExportError(
+                    f"{path.name}: channel {row} of {ref.name} is not the checkpoint's",
+                    hint="a defect of draftrt, or the checkpoint was changed meanwhile; export "
+                    "again",
+                )
+    return len(found)
 
 
 def _bytes(tensor: GraphTensor, start: int, stop: int) -> bytes:

@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from draftrt.errors import ExportError
 from draftrt.export.graph_tensors import GraphTensor
-from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.quantized_graph import CODES, SCALES
 from draftrt.export.tensor_ref import TensorRef, from_tensor
@@ -85,36 +83,6 @@ def as_stored(path: Path, tensors: Mapping[str, GraphTensor]) -> dict[str, Graph
         | apart
         | {name: GraphTensor(name, ref.shape, ref.dtype, ref) for name, ref in stored.items()}
     )
-
-
-def check_channels(path: Path, tensors: Mapping[str, GraphTensor]) -> int:
-    """Quantise the first, a middle and the last channel of each weight again and compare.
-
-    Args:
-        path: a graph with quantised weights.
-        tensors: its weights before they were quantised.
-
-    Returns:
-        Quantised weights compared.
-
-    Raises:
-        ExportError: a channel in the file is not the one of the checkpoint.
-    """
-    found = [ref for ref in read_initialisers(path).values() if isinstance(ref, QuantizedRef)]
-    for ref in found:
-        assert ref.scales is not None
-        tensor = tensors[ref.name if ref.name in tensors else TABLES[1]]
-        rows = ref.shape[0]
-        for row in sorted({0, rows // 2, rows - 1}):
-            content = tensor.source.rows(row, row + 1).read()
-            again = quantize_rows(ref.name, content, ref.scheme, getattr(torch, ref.dtype))
-            if not torch.equal(ref.exact_rows(row, row + 1), dequantize(*again)):
-                raise ExportError(
-                    f"{path.name}: channel {row} of {ref.name} is not the checkpoint's",
-                    hint="a defect of draftrt, or the checkpoint was changed meanwhile; export "
-                    "again",
-                )
-    return len(found)
 
 
 def _ref(tensor: Any, dtype: str, path: Path) -> TensorRef:

@@ -18,6 +18,7 @@ from draftrt.export.initialisers import read_initialisers
 from draftrt.export.layers import CACHE, EMBEDDING, SHARED, graph_parts, state_name
 from draftrt.export.quantized_file import QuantizedRef, packed
 from draftrt.export.quantized_graph import CODES, SCALES, look_up_rows
+from draftrt.quantization import Scheme
 
 
 def write_one_layer(
@@ -114,7 +115,8 @@ def _cut_quantised(
         if not ref.is_product or len(rows) == ref.shape[0]:
             continue
         codes = packed(ref.codes(rows.start, rows.stop).T.contiguous(), ref.scheme)
-        scales = ref.channel_scales(rows.start, rows.stop).T.contiguous()
+        scales = ref.channel_scales(rows.start, rows.stop)
+        scales = (scales.T if ref.scheme is Scheme.INT4 else scales).contiguous()
         raw = scales.view(torch.uint8).numpy().tobytes()
         for whole, content in ((name + CODES, codes), (name + SCALES, raw)):
             _replace(nodes, weights, whole, content, len(rows))

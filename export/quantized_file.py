@@ -17,7 +17,7 @@ from draftrt.export.quantized_graph import QuantizedUse
 from draftrt.export.tensor_ref import TensorRef, from_tensor
 from draftrt.quantization import Scheme
 
-SLICE_ELEMENTS = 1 << 23
+SLICE_ELEMENTS = 1 << 22
 Place = tuple[int, int]  # offset and bytes
 
 

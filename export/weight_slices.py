@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from draftrt.export.graph_tensors import GraphTensor
 
-SLICE_BYTES = 1 << 24
+SLICE_BYTES = 1 << 22
 LOOKED_UP = (  # tables of which a call reads some rows
     "embed_tokens.weight",
     "markov_w1.weight",

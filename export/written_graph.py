@@ -8,9 +8,10 @@ from typing import Any
 
 from draftrt.bundle import GraphEntry
 from draftrt.export.check import check_file
+from draftrt.export.check_weights import check_channels
 from draftrt.export.graph_file import flexible_path, write_graph
 from draftrt.export.graph_tensors import GraphTensor
-from draftrt.export.initialisers import as_stored, check_channels
+from draftrt.export.initialisers import as_stored
 from draftrt.export.options import ExportOptions, Report
 from draftrt.export.quantized_graph import quantize_graph
 from draftrt.export.weight_files import PlacedWeights

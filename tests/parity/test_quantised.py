@@ -99,12 +99,15 @@ def test_onnxruntime_multiplies_with_the_codes_and_looks_rows_up_in_them(
 
 
 @pytest.mark.parametrize("name", ["layers.1.mlp.up_proj.weight", "embed_tokens.weight"])
-def test_codes_that_are_not_the_checkpoints_are_found(
-    mixed: Path, tmp_path: Path, name: str
+@pytest.mark.parametrize("part", ["codes", "scales"])
+def test_codes_and_scales_that_are_not_the_checkpoints_are_found(
+    mixed: Path, tmp_path: Path, name: str, part: str
 ) -> None:
+    from draftrt.export.check_weights import check_channels
     from draftrt.export.graph_tensors import draft_tensors
-    from draftrt.export.initialisers import check_channels, read_initialisers
+    from draftrt.export.initialisers import read_initialisers
     from draftrt.export.load import load_drafter
+    from draftrt.export.quantized_file import QuantizedRef
     from draftrt.export.target import read_target
 
     loaded = load_drafter(ASSETS / "tiny-dspark", read_target(ASSETS / "tiny-target"))
@@ -113,7 +116,11 @@ def test_codes_that_are_not_the_checkpoints_are_found(
     copy = tmp_path / "copy"
     shutil.copytree(mixed, copy)
     with (copy / "draft.onnx.data").open("r+b") as stream:
-        stream.seek(read_initialisers(copy / "draft.onnx")[name].offset)
+        found = read_initialisers(copy / "draft.onnx")[name]
+        assert isinstance(found, QuantizedRef)
+        place = found if part == "codes" else found.scales
+        assert place is not None
+        stream.seek(place.offset)
         code = stream.read(1)[0]
         stream.seek(-1, 1)
         stream.write(bytes([code ^ 1]))

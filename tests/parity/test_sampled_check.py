@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.export import check_sampled
+from draftrt.export import block_products, check_sampled, layer_samples, unread
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.profile import Profile
@@ -32,6 +32,9 @@ def test_every_graph_passes_the_check_by_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(check_sampled, "FULL_CHECK_BYTES", 0)
+    monkeypatch.setattr(layer_samples, "BLOCK_ROWS", 75)
+    for module in (block_products, unread):
+        monkeypatch.setattr(module, "BLOCK_ELEMENTS", 700)
     lines: list[str] = []
     draft = write_drafter(tmp_path / "draft", TOYS[name])
     target = write_target(tmp_path / "target")
@@ -39,6 +42,12 @@ def test_every_graph_passes_the_check_by_samples(
     export_bundle(draft, target, tmp_path / "bundle", options, lines.append)
     checked = [line for line in lines if "vocabulary rows" in line]
     layers = TOYS[name].num_layers
-    starts = [f"check: layer {at} of {layers}" for at in sorted({0, layers // 2, layers - 1})]
+    kinds = [range(layers)]
+    if TOYS[name].sliding_window is not None:
+        kinds = [range(0, layers, 2), range(1, layers, 2)]
+    chosen = [kind[at] for kind in kinds for at in (0, len(kind) // 2, -1)]
+    starts = [f"check: layer {at} of {layers}" for at in chosen]
     starts += [f"check: layer {at} of 6" for at in (0, 3, 5)]
     assert [line.split(",")[0] for line in checked] == starts
+    same = [line for line in lines if "over weights of their own" in line]
+    assert len(same) == len(kinds) + 1
