@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from draftrt.export.float32_twin import widen_attributes
+
 BLOCK_ELEMENTS = 1 << 20
 
 
@@ -105,7 +107,7 @@ def widen(nodes: list[Any], weights: dict[str, Any]) -> list[Any]:
     brain, full = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
     made: list[Any] = []
     for node in nodes:
-        _widen_attributes(node)
+        widen_attributes(node)
         is_lookup = False
         for place, name in enumerate(node.input):
             tensor = weights.get(name)
@@ -125,15 +127,3 @@ def widen(nodes: list[Any], weights: dict[str, Any]) -> list[Any]:
             node.output[0] = f"{output}.narrow"
             made.append(onnx.helper.make_node("Cast", [node.output[0]], [output], to=full))
     return made
-
-
-def _widen_attributes(node: Any) -> None:
-    import onnx
-
-    brain = onnx.TensorProto.BFLOAT16
-    for attribute in node.attribute:
-        if node.op_type == "Cast" and attribute.name == "to" and attribute.i == brain:
-            attribute.i = onnx.TensorProto.FLOAT
-        if attribute.HasField("t") and attribute.t.data_type == brain:
-            wide = onnx.numpy_helper.to_array(attribute.t).astype(np.float32)
-            attribute.t.CopyFrom(onnx.numpy_helper.from_array(wide))

@@ -19,12 +19,10 @@ from draftrt.errors import ExportError
 from draftrt.export.assemble import empty_caches, reference_module
 from draftrt.export.check_ids import CHOSEN_FROM, TOLERANCE, ids_differ
 from draftrt.export.drafter import Drafter
+from draftrt.export.float32_twin import widened, write_float32_twin
 from draftrt.export.graph_tensors import GraphTensor
-from draftrt.export.initialisers import load_whole
 from draftrt.export.linked_file import checkable
 from draftrt.export.profile import Profile
-from draftrt.export.quantized_file import QuantizedRef
-from draftrt.export.requantized import RequantizedRef
 from draftrt.export.signature import round_feeds, walk_to_compare
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec, Precision
@@ -178,13 +176,12 @@ def open_session(path: Path) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # give memory back at once
+    # An arena keeps what it once grew to: every weight widened or dequantised, one after the other.
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # widen a weight when it is needed
     # Folding would keep a float32 copy of every 16-bit weight: the CPU has no 16-bit products.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
-    # An arena keeps what it once grew to: every weight widened or dequantised, one after the other.
-    options.enable_cpu_mem_arena = False
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
@@ -261,44 +258,3 @@ def _sampled_difference(want: dict[str, Any], got: Feeds, precision: Precision) 
         if not gap <= TOLERANCE[precision]:
             return f"{name} by {gap:.2e} (relative to its largest value)"
     return None
-
-
-def widened(tensor: GraphTensor) -> GraphTensor:
-    """Return a bfloat16 weight as float32 with the same values; others as they are."""
-    if tensor.dtype != "bfloat16":
-        return tensor
-    if isinstance(tensor.source, QuantizedRef | RequantizedRef):  # the twin dequantises in float32
-        return GraphTensor(tensor.name, tensor.shape, "float32", tensor.source.exact())
-    from draftrt.export.tensor_ref import from_tensor
-
-    content = tensor.source.read().to(torch.bfloat16).float()
-    ref = from_tensor(tensor.name, content)
-    return GraphTensor(tensor.name, tensor.shape, "float32", ref)
-
-
-def write_float32_twin(source: Path, path: Path) -> None:
-    """Write a bf16 graph with every bfloat16 type replaced by float32."""
-    import onnx
-    from onnx import TensorProto, numpy_helper
-
-    model = load_whole(source)
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.BFLOAT16:
-            wide = numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if (
-                node.op_type == "Cast"
-                and attribute.name == "to"
-                and attribute.i == TensorProto.BFLOAT16
-            ):
-                attribute.i = TensorProto.FLOAT
-            if attribute.HasField("t") and attribute.t.data_type == TensorProto.BFLOAT16:
-                wide = numpy_helper.to_array(attribute.t).astype(np.float32)
-                attribute.t.CopyFrom(numpy_helper.from_array(wide))
-    for value in (*model.graph.input, *model.graph.output):
-        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
-    del model.graph.value_info[:]
-    onnx.save(model, str(path), save_as_external_data=True, location=path.name + ".data")

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from draftrt.errors import ExportError
-from draftrt.export.check import open_session, relative_gap, widened, write_float32_twin
+from draftrt.export.check import open_session, relative_gap
 from draftrt.export.check_ids import TOLERANCE
 from draftrt.export.check_weights import check_weights
 from draftrt.export.decoder import Decoder
+from draftrt.export.float32_twin import widened, write_float32_twin
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layer_samples import Sample, compare_samples, random_caches, rows_for, samples
 from draftrt.export.layers import state_name

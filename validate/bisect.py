@@ -131,7 +131,7 @@ def incomparable(bundle: DrafterSpec, checkpoint: DrafterSpec) -> str:
 
 def _fresh_module(bundle: Bundle, fresh: Fresh, *, is_wide: bool) -> Drafter:
     from draftrt.export.assemble import reference_module
-    from draftrt.export.check import widened
+    from draftrt.export.float32_twin import widened
     from draftrt.export.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
 
     fed = {tensor.name for tensor in bundle.graph("draft").signature.inputs}
@@ -149,7 +149,7 @@ def _runnable(bundle: Bundle, file: str, precision: Precision) -> Iterator[Path]
     if precision is not Precision.BF16:
         yield bundle.file(file)
         return
-    from draftrt.export.check import write_float32_twin
+    from draftrt.export.float32_twin import write_float32_twin
 
     with tempfile.TemporaryDirectory(prefix="draftrt-bisect-") as folder:
         twin = Path(folder) / file

@@ -210,7 +210,7 @@ def _export(loaded: LoadedDrafter, folder: Path, precision: Precision, context: 
 
 def _against_record(case: GoldenCase, bundle: Bundle) -> dict[str, Finding | Measure]:
     """Draft the recorded rounds with the graph, and in bf16 with PyTorch's own kernels too."""
-    from draftrt.export.check import write_float32_twin
+    from draftrt.export.float32_twin import write_float32_twin
     from draftrt.export.reference import module_from_bundle
     from draftrt.runtime.drafter import Drafter
     from draftrt.runtime.ort import OrtSession

@@ -106,7 +106,7 @@ def _ready(bundle: Bundle, file: str, entry: GraphEntry, scratch: Path) -> Path:
     """Return a graph that ONNX Runtime can run: the file itself, or its twin."""
     if entry.precision is not Precision.BF16:
         return bundle.file(file)
-    from draftrt.export.check import write_float32_twin
+    from draftrt.export.float32_twin import write_float32_twin
 
     twin = scratch / file
     write_float32_twin(bundle.file(file), twin)
