@@ -78,7 +78,7 @@ def _problem(folder: Path, stored: Any, tensor: GraphTensor) -> str:
         return "" if offset == source.offset else f"lies at {offset}, expected {source.offset}"
     width = size // tensor.shape[0]
     with file.open("rb") as stream, _rows_of(tensor, width) as row_of:
-        for row in sampled_rows(tensor.shape[0], width):
+        for row in sampled_rows(tensor.shape[0], width, ROW_EVERY):
             stream.seek(offset + row * width)
             if stream.read(width) != row_of(row):
                 return f"row {row} has other content"
@@ -101,7 +101,7 @@ def _rows_of(tensor: GraphTensor, width: int) -> Iterator[Callable[[int], bytes]
         yield read
 
 
-def sampled_rows(rows: int, width: int, every: int = ROW_EVERY) -> list[int]:
+def sampled_rows(rows: int, width: int, every: int) -> list[int]:
     """Return the rows of a weight that are compared: first, last and evenly between.
 
     Args:
