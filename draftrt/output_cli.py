@@ -34,6 +34,27 @@ class OutputFile(click.Path):
         return path.resolve() if path.is_symlink() else path
 
 
+class OutputFolder(click.Path):
+    """A path at which a folder can be made: below a folder that may be written to."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Path:
+        """Return the path, or fail as wrong usage."""
+        if not os.fspath(value):
+            self.fail("got an empty path, expected the name of a folder", param, ctx)
+        path = Path(value)
+        above = next((one for one in path.absolute().parents if one.exists()), path.absolute())
+        if not above.is_dir():
+            self.fail(f"{path}: lies below a file: {above}", param, ctx)
+        if not os.access(above, os.W_OK | os.X_OK):
+            self.fail(f"{path}: not to be written to: {above}", param, ctx)
+        return path
+
+
 def check_places(
     outputs: Mapping[str, Path | None], *, inputs: Iterable[Path | None], bundle: Path | None = None
 ) -> None:

@@ -33,17 +33,26 @@ INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse what is no folder.
+
+    Raises:
+        CheckpointError: there is nothing, or a file.
+    """
+    if not folder.is_dir():
+        what = "got a file, expected a folder" if folder.exists() else "no such folder"
+        raise CheckpointError(
+            f"{folder}: {what}", hint="give a local checkpoint folder; nothing is downloaded"
+        )
+
+
 def read_headers(folder: Path) -> dict[str, TensorRef]:
     """Return every tensor of a checkpoint folder, one file or a sharded index, by name.
 
     Raises:
         CheckpointError: no safetensors there (pickled files are named), a broken file or index.
     """
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder}: no such folder",
-            hint="give a local checkpoint folder; nothing is downloaded",
-        )
+    check_folder(folder)
     index = folder / INDEX
     files = (
         _indexed_files(index)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from draftrt.errors import CheckpointError, DraftrtError, collect
-from draftrt.export.checkpoint import read_headers
+from draftrt.export.checkpoint import check_folder, read_headers
 from draftrt.export.facts import Facts, read_json
 from draftrt.export.tensor_ref import TensorRef
 
@@ -21,8 +21,10 @@ def open_checkpoint(folder: Path) -> tuple[Facts, Mapping[str, TensorRef], list[
         what is at fault with the headers, to be told along with what the config shows.
 
     Raises:
-        DraftrtError: there is no readable config; what is wrong with the headers is told with it.
+        DraftrtError: there is no folder or no readable config; what is wrong with the headers is
+            told with the latter.
     """
+    check_folder(folder)
     findings: list[DraftrtError] = []
     refs: dict[str, TensorRef] = {}
     try:

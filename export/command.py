@@ -12,7 +12,7 @@ from draftrt.export.pipeline import export_bundle
 from draftrt.export.places import WeightMode
 from draftrt.export.profile import Profile
 from draftrt.export.progress import ProgressBar
-from draftrt.output_cli import check_replaced
+from draftrt.output_cli import OutputFolder, check_replaced
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision
@@ -23,9 +23,7 @@ from draftrt.spec import Precision
 @click.option(
     "--target", required=True, type=click.Path(path_type=Path), help="Target checkpoint folder."
 )
-@click.option(
-    "-o", "--out", required=True, type=click.Path(path_type=Path), help="Bundle folder to write."
-)
+@click.option("-o", "--out", required=True, type=OutputFolder(), help="Bundle folder to write.")
 @click.option(
     "--precision",
     type=click.Choice([p.value for p in Precision]),

@@ -244,7 +244,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(
             f"{path}: missing", hint="give a folder that holds config.json"
         ) from error

@@ -11,7 +11,7 @@ from draftrt.output_cli import OutputFile, check_places, write_output
 from draftrt.runtime.bench_picture import to_svg
 from draftrt.runtime.bench_run import Settings, run_bench
 from draftrt.runtime.load import BACKENDS, PORTS
-from draftrt.runtime.options import SCHEDULES, ScheduleKind
+from draftrt.runtime.options import MOST_THREADS, SCHEDULES, ScheduleKind
 
 
 @click.command()
@@ -31,7 +31,11 @@ from draftrt.runtime.options import SCHEDULES, ScheduleKind
     "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Decode each N times."
 )
 @click.option(
-    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of each model."
+    "--threads",
+    type=click.IntRange(1, MOST_THREADS),
+    default=1,
+    show_default=True,
+    help="Threads of each model.",
 )
 @click.option("--target", type=click.Path(path_type=Path), help="Target's Hugging Face folder.")
 @click.option("--target-port", type=click.Choice(PORTS), help="As in draftrt run.")

@@ -24,6 +24,7 @@ DEFAULT = (
     "Once upon a time, in a village by the sea,",
     "SELECT name, count(*) FROM orders",
 )
+ONE_A_LINE = "give a text file with a prompt a line"
 
 
 def read_prompts(path: Path | None, most: int) -> list[str]:
@@ -36,11 +37,15 @@ def read_prompts(path: Path | None, most: int) -> list[str]:
         return list(DEFAULT[:most])
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FeedError(f"{path}: no such file", hint=ONE_A_LINE) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise FeedError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+        raise FeedError(
+            f"{path}: cannot be read as UTF-8 text: {error}", hint=ONE_A_LINE
+        ) from error
     prompts = [line for line in lines if line.strip()]
     if not prompts:
-        raise FeedError(f"{path}: holds no prompts, expected one a line")
+        raise FeedError(f"{path}: holds no prompts, expected one a line", hint=ONE_A_LINE)
     return prompts[:most]
 
 

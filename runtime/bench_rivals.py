@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from draftrt.bundle import Bundle
+from draftrt.errors import BackendError
 from draftrt.runtime.bench import Decoded, System
 from draftrt.runtime.hf_target import load_pretrained
 from draftrt.runtime.load import find_target
@@ -82,6 +83,21 @@ class Zlab:
         started = perf_counter()
         out = self._loop(self._draft, self._target.model, ids, max_tokens, None)
         return _decoded(out, prompt_ids, perf_counter() - started)
+
+
+def check_rivals(bundle: Bundle, target: Path | None, draft: Path | None) -> None:
+    """Refuse folders that `load_rivals` could not load, before anything is measured.
+
+    Raises:
+        BackendError: the target's folder is gone, or there is no checkpoint in the drafter's.
+        SpecError: the folder holds another target.
+    """
+    find_target(bundle, target)
+    if draft is not None and not (draft / "config.json").is_file():
+        raise BackendError(
+            f"{draft}: no config.json there, expected the drafter's checkpoint",
+            hint="give the folder that the bundle was exported from with --draft",
+        )
 
 
 def load_rivals(

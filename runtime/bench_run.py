@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from draftrt import __version__
-from draftrt.bundle import Bundle
+from draftrt.bundle import ELSEWHERE, Bundle
+from draftrt.errors import BundleError
 from draftrt.runtime.bench import Own, System, compare
 from draftrt.runtime.bench_costs import measure_costs
 from draftrt.runtime.bench_prompts import read_prompts, room_problem
 from draftrt.runtime.bench_report import Report
-from draftrt.runtime.bench_rivals import load_rivals
+from draftrt.runtime.bench_rivals import check_rivals, load_rivals
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import load
 from draftrt.runtime.machine import peak_memory_bytes, this_machine
@@ -76,6 +78,10 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
     bundle = Bundle.open(settings.bundle)
     spec = bundle.drafter()
     texts = read_prompts(settings.prompts, settings.num_prompts)
+    if settings.rivals:
+        check_rivals(bundle, settings.target, settings.draft)
+    if settings.calibrate and not os.access(bundle.path, os.W_OK):
+        raise BundleError(f"{bundle.path}: cannot be written, for --calibrate", hint=ELSEWHERE)
     before = this_machine()
     with load(
         settings.bundle,

@@ -11,6 +11,7 @@ from draftrt.number_cli import FiniteRange
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import BACKENDS, PORTS, load
 from draftrt.runtime.options import (
+    MOST_THREADS,
     PROPOSALS,
     SCHEDULES,
     DecodeOptions,
@@ -114,7 +115,11 @@ def refuse_empty(
 @click.option("--chat", is_flag=True, help="Wrap the prompt in the target's chat template.")
 @click.option("--plain", is_flag=True, help="Decode with the target alone.")
 @click.option(
-    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of each model."
+    "--threads",
+    type=click.IntRange(1, MOST_THREADS),
+    default=1,
+    show_default=True,
+    help="Threads of each model.",
 )
 @click.option(
     "--map-weights",

@@ -187,13 +187,13 @@ def read_text_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise BackendError(
             f"{folder}: no config.json there, expected a Hugging Face model folder",
             hint="give the target's folder with --target",
         ) from error
-    except ValueError as error:
-        raise BackendError(f"{path}: cannot be read as JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BackendError(f"{path}: cannot be read as JSON: {error!s:.200}") from error
     text = config.get("text_config", config) if isinstance(config, dict) else {}
     missing = [
         key

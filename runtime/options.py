@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+MOST_THREADS = 1024  # more is a slip of the hand
 ProposalKind = Literal["argmax", "sampled"]
 PROPOSALS: tuple[ProposalKind, ...] = get_args(ProposalKind)
 ScheduleKind = Literal["all", "survival"]

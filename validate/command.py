@@ -146,8 +146,6 @@ def trajectories(
     from draftrt.validate.trajectory_report import HEADING, as_line
 
     reports = []
-    if not is_json:
-        click.echo(HEADING)
     for one in check_trajectories(
         draft,
         target,
@@ -158,7 +156,7 @@ def trajectories(
     ):
         reports.append(one)
         if not is_json:
-            click.echo(as_line(one))
+            click.echo(as_line(one) if len(reports) > 1 else f"{HEADING}\n{as_line(one)}")
     if is_json:
         click.echo(json.dumps({"rows": [one.to_json() for one in reports]}, indent=1))
     different = [one for one in reports if not one.is_same]

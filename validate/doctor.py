@@ -15,7 +15,7 @@ from pathlib import Path
 
 from draftrt.bundle import Bundle
 from draftrt.runtime.bench_prompts import read_prompts
-from draftrt.runtime.load import load
+from draftrt.runtime.load import find_target, load
 from draftrt.validate.doctor_forms import FormResult, compare_forms, encode_forms
 from draftrt.validate.doctor_fresh import fresh_suspects
 from draftrt.validate.doctor_recording import (
@@ -149,6 +149,8 @@ def examine(
 
     bundle = Bundle.open(path)
     spec, lines = bundle.drafter(), read_prompts(prompts, options.num_prompts)
+    if options.target is not None:
+        find_target(bundle, options.target)
     fresh = None
     if options.draft is not None:
         fresh = read_fresh(bundle, options.draft, options.target)

@@ -9,7 +9,7 @@ import click
 
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.command import parse_sms
-from draftrt.output_cli import check_replaced
+from draftrt.output_cli import OutputFolder, check_replaced
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision
@@ -33,7 +33,7 @@ TEXT_LINES = 6
     "-o",
     "--out",
     required=True,
-    type=FOLDER,
+    type=OutputFolder(),
     help="Bundle folder to write; a bundle that is there is replaced.",
 )
 @click.option(
@@ -90,6 +90,10 @@ def engine(
     Exports, builds the plan (no GPU needed with tensorrt-rtx), opens the graph in ONNX Runtime,
     compares it with PyTorch, and decodes a sample with and without the drafter.
     """
+    if with_run and not prompt:
+        raise click.UsageError(
+            "--prompt: got an empty text, expected one to go on with; or --no-run"
+        )
     check_replaced(out, inputs=(draft, target))
     chosen = Backend(backend)
     options = EngineOptions(

@@ -10,7 +10,7 @@ from draftrt.bundle import MANIFEST, Bundle
 from draftrt.engines.devices import Device
 from draftrt.engines.memory import GraphMemory, bundle_memory, graph_memory, num_steps
 from draftrt.errors import SpecError, UnsupportedError
-from draftrt.export.checkpoint import read_headers
+from draftrt.export.checkpoint import check_folder, read_headers
 from draftrt.export.decoder_config import read_decoder
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.options import ExportOptions, max_context
@@ -91,6 +91,7 @@ def plan_pair(
         if target is not None:
             raise SpecError(f"{draft} is a bundle and has its target", hint="leave out --target")
         return _plan_bundle(Bundle.open(draft), context)
+    check_folder(draft)
     if target is None:
         raise SpecError(
             f"{draft}: no target given", hint="pass --target, or a bundle in place of the drafter"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from draftrt.number_cli import FiniteRange
-from draftrt.output_cli import OutputFile, check_places
+from draftrt.output_cli import OutputFile, OutputFolder, check_places
 
 FOLDER = click.Path(path_type=Path)
 
@@ -15,7 +15,7 @@ FOLDER = click.Path(path_type=Path)
 @click.command()
 @click.argument("draft", type=FOLDER)
 @click.option("--target", required=True, type=FOLDER, help="Target checkpoint.")
-@click.option("-o", "--out", required=True, type=FOLDER, help="Folder of the case to make.")
+@click.option("-o", "--out", required=True, type=OutputFolder(), help="Folder of the case to make.")
 @click.option(
     "--prompt",
     help="Text that the target decodes, in transformers: features and anchors are its own.  "

@@ -117,6 +117,14 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_timed(
     assert "export with a larger --max-context" in done.stderr
 
 
+def test_a_rivals_checkpoint_that_is_none_is_refused_before_anything_is_timed(
+    bundle: Path, tmp_path: Path
+) -> None:
+    done = run_cli("bench", bundle, *FEW, "--rivals", "--draft", tmp_path)
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"Error: {tmp_path}: no config.json there, expected the drafter")
+
+
 def test_a_report_measures_what_it_is_not_given(bundle: Path, tmp_path: Path) -> None:
     out, data = tmp_path / "report.html", tmp_path / "report.json"
     done = run_cli("report", bundle, "-o", out, "--json", data, "--no-parity", "--measure")

@@ -199,3 +199,13 @@ def test_features_of_prompts_that_do_not_fit_are_refused_before_the_first(shippe
         *("  prompt 2", "  prompt 3", "  Hint: shorten them"),
     ]
     assert len(list(real_rounds(bundle, ["one", "two"], 4))) == 8
+
+
+def test_a_target_that_is_none_is_refused_before_anything_is_decoded(
+    shipped: Path, assets: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "file", tmp_path / "absent"):
+        done = doctor(shipped, assets, "--target", place)
+        assert done.exit_code == 1
+        assert done.stderr.startswith(f"Error: {place}: no config.json there")

@@ -125,3 +125,18 @@ def test_a_flag_settles_what_a_config_leaves_open(tmp_path: Path, target: Path) 
 
 def test_a_missing_argument_is_a_usage_error() -> None:
     assert inspect().exit_code == 2
+
+
+def test_what_is_no_folder_is_told_in_one_sentence(tmp_path: Path, target: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place, what in (
+        (file, "got a file, expected a folder"),
+        (tmp_path / "a", "no such folder"),
+    ):
+        for words in ((place,), (place, "--target", target)):
+            done = inspect(*words)
+            assert done.exit_code == 1
+            assert done.stderr.startswith(
+                f"Error: {place}: {what}\n  Hint: give a local checkpoint"
+            )

@@ -98,3 +98,26 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "text"
     with pytest.raises(DraftrtError, match=r"absent/file: cannot be written: No such file"):
         write_output(tmp_path / "absent" / "file", "text")
+
+
+FOLDERS = {
+    "export": ["export", "no-drafter", "--target", "no-target", "-o"],
+    "engine": ["engine", "no-drafter", "--target", "no-target", "-o"],
+    "record": ["validate", "record", "no-drafter", "--target", "no-target", "-o"],
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_that_cannot_be_made_is_wrong_usage(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, said in (
+        ("", "got an empty path, expected the name of a folder"),
+        (tmp_path / "file" / "a" / "b", f"lies below a file: {tmp_path / 'file'}"),
+    ):
+        done = CliRunner().invoke(group, [*FOLDERS[name], str(place)])
+        assert done.exit_code == 2, done.output
+        assert said in " ".join(done.stderr.split())
+    done = CliRunner().invoke(group, [*FOLDERS[name], str(tmp_path / "a" / "b")])
+    assert done.exit_code == 1, done.output
+    assert "no such folder" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

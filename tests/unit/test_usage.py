@@ -36,6 +36,12 @@ DOCTOR = ["doctor", "acceptance", "no-bundle", "--prompts", "no-prompts"]
         (["engine", *PLAN[1:], "-o", "no-folder/b", "--sm", "7"], "got SM7, expected of tensorrt"),
         (["bench", "no-bundle", "--draft", "no-drafter"], "--draft goes with --rivals"),
         ([*EXPORT, "--outputs", "logits", "--sampled"], "got --outputs, --sampled without DRAFT"),
+        (
+            [*RUN, "--threads", "9999999999"],
+            "'--threads': 9999999999 is not in the range 1<=x<=1024",
+        ),
+        (["bench", "no-bundle", "--threads", "9999999999"], "is not in the range 1<=x<=1024"),
+        (["engine", *PLAN[1:], "-o", "no-folder/b", "--prompt", ""], "--prompt: got an empty text"),
         ([*EXPORT, "--ignore-key", "a"], "got --ignore-key without DRAFT"),
         ([*EXPORT, "--no-sample-from-anchor"], "got --sample-from-anchor without DRAFT"),
         ([*EXPORT, "--no-target-graph"], "got --no-target-graph without DRAFT"),

@@ -200,7 +200,10 @@ def test_prompts_are_the_first_lines_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(FeedError, match=r"prompts\.txt: cannot be read as UTF-8"):
         read_prompts(path, 2)
     with pytest.raises(FeedError, match="cannot be read"):
+        read_prompts(tmp_path, 2)
+    with pytest.raises(FeedError, match=r"nothing\.txt: no such file") as refusal:
         read_prompts(tmp_path / "nothing.txt", 2)
+    assert refusal.value.hint == "give a text file with a prompt a line"
 
 
 def test_the_machine_is_named_and_memory_is_counted() -> None:

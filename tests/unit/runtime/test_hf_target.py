@@ -203,6 +203,12 @@ def test_a_model_transformers_cannot_load_is_refused_with_its_words(tmp_path: Pa
         HfTarget(write_config(tmp_path, model_type="qwen3"))
 
 
+def test_a_file_in_the_place_of_a_targets_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BackendError, match=r"file: no config\.json there, expected a Hugging Face"):
+        HfTarget(tmp_path / "file")
+
+
 def test_another_target_than_the_exported_one_is_refused_before_it_is_loaded(
     toy: SimpleNamespace, tmp_path: Path
 ) -> None:
