@@ -22,7 +22,7 @@ from draftrt.export.quantized_file import SLICE_ELEMENTS, QuantizedRef
 from draftrt.export.weight_slices import is_linkable, num_bytes
 from draftrt.quantization import TABLES
 
-ROW_EVERY = 1 << 20
+ROW_EVERY = 1 << 21
 
 
 def check_weights(path: Path, tensors: Mapping[str, GraphTensor]) -> int:

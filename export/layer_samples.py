@@ -109,6 +109,8 @@ def compare_samples(
     with _one_thread(), ThreadPoolExecutor(1, thread_name_prefix="check") as pool:
         found = [pool.submit(want, sample) for sample in todo]
         try:
+            import onnxruntime  # noqa: F401  (it loads while weights are still written)
+
             lines = written()
             for sample, one in zip(todo, found, strict=True):
                 about = {"num_layers": num_layers, "rows": sample.block, "tables": tables}

@@ -52,8 +52,7 @@ def check_same_layers(path: Path, kinds: Sequence[Hashable]) -> list[str]:
                 )
         if others:
             lines.append(
-                f"layers {', '.join(map(str, others))} compute what layer {first} does, over "
-                "weights of their own"
+                f"layer {first} stands for {len(others)} more, the same over weights of their own"
             )
     return lines
 

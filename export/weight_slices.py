@@ -35,12 +35,18 @@ def is_linkable(tensor: GraphTensor) -> bool:
 
 
 def converted(tensor: GraphTensor) -> Iterator[memoryview]:
-    """Yield the content in the graph's element type, a slice of rows at a time."""
+    """Yield the content in the graph's element type, a slice of rows at a time.
+
+    A slice is valid until the next one is asked for: all lie in one buffer, for an allocator keeps
+    what is given back to it again and again.
+    """
     import torch
 
     source, rows = tensor.source, tensor.shape[0] if tensor.shape else 1
     width = max(1, source.num_bytes // max(rows, 1))
-    step = max(1, SLICE_BYTES // width)
+    step = min(rows, max(1, SLICE_BYTES // width))
+    buffer = torch.empty((step, *tensor.shape[1:]), dtype=tensor.torch_dtype)
     for start in range(0, rows, step):
-        part = source.rows(start, min(start + step, rows)).read().to(tensor.torch_dtype)
-        yield part.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        stop = min(start + step, rows)
+        part = buffer[: stop - start].copy_(source.rows(start, stop).read())
+        yield part.reshape(-1).view(torch.uint8).numpy().data

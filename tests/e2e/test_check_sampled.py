@@ -85,8 +85,7 @@ def test_every_kind_of_layer_is_computed_in_every_round(folder: Path) -> None:
     lines = sampled(folder)
     assert lines[0].startswith("rows of all ")
     assert lines[1:3] == [
-        f"layers {other} compute what layer {first} does, over weights of their own"
-        for first, other in ((0, 2), (1, 3))
+        f"layer {first} stands for 1 more, the same over weights of their own" for first in (0, 1)
     ]
     computed = [line.split(", ") for line in lines[3:]]
     wanted = [
@@ -296,7 +295,7 @@ def test_a_target_is_checked_by_samples_and_its_features_by_their_places(folder:
 
     lines = check(path)
     assert f"features are the results of layers {list(taps)}" in lines[1]
-    assert lines[2].startswith("layers 1, 2, 3, 4, 5 compute what layer 0 does")
+    assert lines[2].startswith("layer 0 stands for 5 more")
     assert [line.split()[1] for line in lines[3:]] == ["0", "3", "5"]
     for change, says in (
         (features, "features are made of"),
