@@ -68,7 +68,9 @@ def test_what_is_written_in_slices_is_read_back(
     assert torch.equal(ref.read(), exact.to(dtype))
     for start, stop in ((0, 4), (3, 9), (3, 8), (rows - 5, rows)):
         assert torch.equal(ref.rows(start, stop).read(), exact.to(dtype)[start:stop])
-    for row in (0, 40, rows - 1):
+    chosen = [0, 3, 40, 41, rows - 1]
+    assert torch.equal(ref.exact_channels(chosen), exact[chosen])
+    for row in chosen:
         assert torch.equal(ref.exact_rows(row, row + 1)[0], exact[row])
 
 
