@@ -173,7 +173,7 @@ class QuantizedRef(TensorRef):
                 continue
             half = torch.from_numpy(places % 2)[None, :, None].expand(count, -1, 1)
             found.append(unpacked(lines[..., None], self.scheme).gather(2, half)[..., 0])
-        scales = torch.cat([self.channel_scales(row, row + 1) for row in channels])
+        scales = self.channel_scales(0, rows)[torch.from_numpy(places)]
         return dequantize(torch.cat(found).T, scales)
 
     def exact(self) -> QuantizedRef:

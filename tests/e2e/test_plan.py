@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +72,49 @@ def test_predictions_are_within_a_tenth_of_what_is_then_measured(
     assert (found["shared_bytes"] > 0) == bool(borrowed)
     again = plan(str(out), "--device", "rtx-4090")
     assert again["graphs"] == found["graphs"]
+
+
+def headers(folder: Path) -> dict[str, list[int]]:
+    """Tensor name to shape, of a checkpoint of one file."""
+    with (folder / "model.safetensors").open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        found = json.loads(stream.read(length))
+    return {name: one["shape"] for name, one in found.items() if name != "__metadata__"}
+
+
+@pytest.mark.parametrize("scheme", [None, "int8"])
+def test_a_large_models_export_is_predicted_to_hold_one_layer(
+    scheme: str | None, monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    """Counted by hand: a layer, what surrounds the layers, a block of the head, three caches."""
+    from draftrt.export import check_sampled
+    from draftrt.validate.size_model import COPY_BYTES, EXPORT_BYTES, QUANTISE_BYTES
+
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(check_sampled, "FULL_CHECK_BYTES", 0)
+    words = [PAIR[0], "--target", PAIR[1], "--no-target-graph", "--max-context", "512"]
+    words += ["--precision", "bf16"] + ([] if scheme is None else ["--quantize", f"draft:{scheme}"])
+    found = plan(*words)
+    held = widest = 0
+    for name, shape in headers(Path(PAIR[0])).items():
+        layer = re.match(r"layers\.(\d+)\.", name)
+        if layer is not None and layer[1] != "0":
+            continue
+        count = math.prod(shape)
+        is_quantised = scheme is not None and layer is not None and len(shape) == 2
+        width = 1 if is_quantised else 4 if len(shape) == 1 else 2
+        held += count * width + (shape[0] * 2 if is_quantised else 0)
+        widest = max(widest, QUANTISE_BYTES + count * 4) if is_quantised else widest
+    config = json.loads((Path(PAIR[0]) / "config.json").read_text())
+    target = headers(Path(PAIR[1]))
+    rows, hidden = target.get("lm_head.weight", target["model.embed_tokens.weight"])
+    assert rows < 2048
+    held += rows * hidden * (1 if scheme else 2) + (rows * 2 if scheme else 0)
+    caches = 2 * config["num_key_value_heads"] * 512 * config["head_dim"] * 4
+    rest = found["export_peak_bytes"] - EXPORT_BYTES - held - widest - 3 * caches
+    assert rest < COPY_BYTES
+    if scheme is None:  # all of it is copied, each tensor to a page of its own
+        assert 0 <= rest - found["graphs"]["draft"]["weights"] < 25 * 4096
 
 
 @pytest.mark.trt
