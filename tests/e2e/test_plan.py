@@ -182,19 +182,19 @@ def test_measured_costs_become_advice(exported: tuple[Path, int], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "code", "says"),
     [
-        ([PAIR[0]], "no target given"),
-        ([PAIR[0], "--target", PAIR[1], "--device", "abacus"], "device 'abacus' is not known"),
-        (["nowhere", "--target", PAIR[1]], "no such folder"),
+        ([PAIR[0]], 1, "no target given"),
+        ([PAIR[0], "--target", PAIR[1], "--device", "abacus"], 2, "device 'abacus' is not known"),
+        (["nowhere", "--target", PAIR[1]], 1, "no such folder"),
     ],
 )
 def test_what_cannot_be_planned_is_an_error(
-    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, root: Path
+    words: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, root: Path
 ) -> None:
     monkeypatch.chdir(root)
     result = CliRunner().invoke(group, ["plan", *words])
-    assert result.exit_code == 1
+    assert result.exit_code == code
     assert says in result.stderr
 
 
