@@ -2,10 +2,10 @@
 
 Of every weight rows are compared with the checkpoint (`draftrt.export.check_weights`), and each
 layer's nodes with those of the first layer of its kind (`draftrt.export.same_layers`). What one
-layer of a kind computes, all of them do, so three rounds are computed for each kind: on its first,
-a middle and its last layer, each between the graph's own beginning and end, on ONNX Runtime and by
-the PyTorch module. Of the vocabulary's tables a round takes a block of rows: the first, those in
-the middle, the last.
+layer of a kind computes, all of them do, so two rounds are computed for each kind: with nothing
+before it on its first layer, and in the longest context on its last, each between the graph's own
+beginning and end, on ONNX Runtime and by the PyTorch module. Of the vocabulary's tables a round
+takes a block of rows: the first or the last.
 """
 
 from __future__ import annotations
@@ -87,14 +87,13 @@ def check_draft_sampled(
     )
 
     def check_unread() -> list[str]:
+        lines = check_same_layers(path, spec.layers)
         written()
         line = f"rows of all {check_weights(path, tensors)} weights are the checkpoint's"
-        return [line, *check_same_layers(path, spec.layers)]
+        return [line, *lines]
 
     todo = both.samples(max_context)
-    return compare_samples(
-        path, todo, spec.num_layers, TABLES, both.want, both.compare, check_unread
-    )
+    return compare_samples(path, todo, spec.num_layers, TABLES, both, check_unread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,48 +120,59 @@ class _BothSides:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def samples(self, max_context: int) -> list[Sample]:
-        """Return what is computed: an empty context, one that is begun, and the longest."""
-        longest = max_context - self.spec.block_size
-        rounds = [(0, 1), (min(37, longest - 5), 5), (longest - 2, 2)]
+        """Return what is computed: an empty context, and the longest."""
+        rounds = [(0, 1), (max_context - self.spec.block_size - 2, 2)]
         rows = self.tensors["lm_head.weight"].shape[0]
         todo = samples(self.spec.layers, rounds, rows)
         if self.walk is None or self.spec.vocab_map is VocabMap.IDENTITY:
             return todo
         return [replace(sample, block=Rows(0, rows)) for sample in todo]  # it tells all their ids
 
-    def want(self, sample: Sample) -> tuple[Feeds, dict[str, Any]]:
-        """Return feeds and what the module makes of them, of the caches the rows in use."""
-        length, count, block = sample.length, sample.count, sample.block
+    def feed(self, sample: Sample) -> Feeds:
+        """Return the inputs of a round but the caches."""
+        length, count = sample.length, sample.count
         feeds: Feeds = dict(
             round_feeds(self.spec, self.rng, new_rows=count, context_length=length, walk=self.walk)
         )
         if "noise" in feeds and self.spec.selector is None:
-            feeds["noise"] = feeds["noise"][..., : len(block)].copy()
+            feeds["noise"] = feeds["noise"][..., : len(sample.block)].copy()
+        return feeds
+
+    def want(self, sample: Sample, feeds: Feeds) -> dict[str, Any]:
+        """Return what the module makes of them, of the caches the rows in use."""
+        block = sample.block
         cut = {name: (name, block.start, block.stop) for name in TABLES}
         kind = Drafter if self.walk is None else SampledDrafter
         weights = Unread(self.tensors, sample.layer, cut=cut)
         module = kind(self._one(sample), weights, extra_outputs=CHOSEN_FROM, with_states=True)
-        used = length + count + self.spec.block_size
+        used = self._used(sample)
         found = run_module(module.eval(), feeds, rows_for(self.caches, used))
         *written, _, found["state"] = found["caches"]
         found["caches"] = [cache[:, :, :used].copy() for cache in written]
-        return feeds, found
+        return found
 
-    def compare(self, sample: Sample, session: Any, wanted: tuple[Feeds, dict[str, Any]]) -> str:
-        """Run the graph on the same feeds; return a line about it."""
-        feeds, expected = wanted
-        used = sample.length + sample.count + self.spec.block_size
+    def run(self, sample: Sample, session: Any, feeds: Feeds) -> tuple[Feeds, list[Any]]:
+        """Return what the graph makes of them, and the caches, the rows in use."""
+        used = self._used(sample)
         got, caches = run_session(session, feeds, rows_for(self.caches, used))
+        return got, [cache[:, :, :used].copy() for cache in caches]
+
+    def compare(self, sample: Sample, want: dict[str, Any], got: tuple[Feeds, list[Any]]) -> str:
+        """Compare the two; return a line about it."""
+        found, caches = got
         what = f"layer {sample.layer} of {self.spec.num_layers}, vocabulary rows {sample.block}"
         sizes = (sample.length, sample.count)
         name, one = self.where + what, self._one(sample)
-        compare_round(name, one, expected, got, caches, sizes, self.precision)
-        gap = relative_gap(expected["state"], got[state_name(sample.layer)])
+        compare_round(name, one, want, found, caches, sizes, self.precision)
+        gap = relative_gap(want["state"], found[state_name(sample.layer)])
         if not gap <= TOLERANCE[self.precision]:
             error = f"the layer's result by {gap:.2e} (relative to its largest value)"
             raise round_differs(name, sizes, error)
         where = f"context {sample.length} + {sample.count} rows"
         return f"{what}, {where}: same as PyTorch{self.note}"
+
+    def _used(self, sample: Sample) -> int:
+        return sample.length + sample.count + self.spec.block_size
 
     def _one(self, sample: Sample) -> DrafterSpec:
         return replace(self.spec, layers=(self.spec.layers[sample.layer],), num_layers=1)

@@ -104,16 +104,15 @@ def check_target_sampled(
     both = _BothSides(f"{path.name}, ", spec, tensors, computed, max_context)
 
     def check_unread() -> list[str]:
+        lines = [*_check_features(path, taps), *check_same_layers(path, spec.windows)]
         written()
         line = f"rows of all {check_weights(path, tensors)} weights are the checkpoint's"
-        return [line, *_check_features(path, taps), *check_same_layers(path, spec.windows)]
+        return [line, *lines]
 
-    rounds = [(0, 5), (min(37, max_context - 5), 1), (max_context - 3, 3)]
+    rounds = [(0, 5), (max_context - 3, 3)]
     todo = samples(spec.windows, rounds, tensors[both.head].shape[0])
     tables = (tensors[both.head].name,)
-    return compare_samples(
-        path, todo, spec.num_layers, tables, both.want, both.compare, check_unread
-    )
+    return compare_samples(path, todo, spec.num_layers, tables, both, check_unread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +141,8 @@ class _BothSides:
         """Name of the weight that makes the logits."""
         return HEAD if HEAD in self.tensors else TABLE
 
-    def want(self, sample: Sample) -> tuple[list[Any], list[Any]]:
-        """Return feeds and what the module makes of them, of the caches the rows in use."""
-        window = self.spec.windows[sample.layer]
-        one = replace(self.spec, windows=(window,), num_layers=1, tie_word_embeddings=False)
+    def feed(self, sample: Sample) -> list[Any]:
+        """Return the inputs of a round, of the caches the rows in use."""
         groups, dim = self.spec.cache_shape(sample.layer)
         shape = (1, groups, self.max_context, dim)
         caches = self.caches.setdefault(
@@ -153,24 +150,33 @@ class _BothSides:
         )
         size = (1, sample.count)
         ids = self.rng.integers(0, self.spec.vocab_size, size=size, dtype=np.int64)
-        used = sample.length + sample.count
         start, rows = np.array([sample.length], dtype=np.int64), _logit_rows(sample.count)
-        feeds = [ids, start, rows, *rows_for(caches, used)]
+        return [ids, start, rows, *rows_for(caches, sample.length + sample.count)]
+
+    def want(self, sample: Sample, feeds: list[Any]) -> list[Any]:
+        """Return what the module makes of them, of the caches the rows in use."""
+        window = self.spec.windows[sample.layer]
+        one = replace(self.spec, windows=(window,), num_layers=1, tie_word_embeddings=False)
         cut = {HEAD: (self.head, sample.block.start, sample.block.stop)}
         weights = Unread(self.tensors, sample.layer, cut=cut)
         module = Decoder(one, weights, with_states=True).eval()
         *outputs, _, state = _run_module(module, feeds)
-        return feeds, [_rows_in_use(array, used).copy() for array in (*outputs, state)]
+        used = sample.length + sample.count
+        return [_rows_in_use(array, used).copy() for array in (*outputs, state)]
 
-    def compare(self, sample: Sample, session: Any, wanted: tuple[list[Any], list[Any]]) -> str:
-        """Run the graph on the same feeds; return a line about it."""
-        feeds, expected = wanted
+    def run(self, sample: Sample, session: Any, feeds: list[Any]) -> dict[str, Any]:
+        """Return what the graph makes of them, by name, of the caches the rows in use."""
+        used = sample.length + sample.count
         names = [item.name for item in session.get_outputs()]
-        got = _run_session(session, feeds)
+        arrays = [_rows_in_use(array, used).copy() for array in _run_session(session, feeds)]
+        return dict(zip(names, arrays, strict=True))
+
+    def compare(self, sample: Sample, want: list[Any], got: dict[str, Any]) -> str:
+        """Compare the two; return a line about it."""
         what = f"layer {sample.layer} of {self.spec.num_layers}, vocabulary rows {sample.block}"
         where = f"{self.where}{what}: at context {sample.length} with {sample.count} tokens"
         used = sample.length + sample.count
-        gap = _largest_gap(where, names, expected, got, used, self.precision)
+        gap = _largest_gap(where, [*got], want, [*got.values()], used, self.precision)
         context = f"context {sample.length} + {sample.count} rows"
         return f"{what}, {context}: worst {gap:.1e} from PyTorch"
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from draftrt.spec import Precision
 
 BLOCK_ROWS = 2048  # of the vocabulary
 SPARE_ROWS = 64
-Wanted = TypeVar("Wanted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +47,38 @@ def samples(
 
     Args:
         kinds: of the layers.
-        rounds: context length and new rows of three rounds.
+        rounds: context length and new rows of two rounds.
         rows: of the vocabulary's tables.
     """
     made = []
     for kind in dict.fromkeys(kinds):
         own = [index for index, one in enumerate(kinds) if one == kind]
-        chosen = (own[0], own[len(own) // 2], own[-1])
+        chosen = (own[0], own[-1])
         for layer, block, sizes in zip(chosen, row_blocks(rows), rounds, strict=True):
             made.append(Sample(layer, block, *sizes))
     return made
 
 
 def row_blocks(rows: int) -> list[Rows]:
-    """Return the first, a middle and the last block of a table's rows."""
+    """Return the first and the last block of a table's rows."""
     width = min(rows, BLOCK_ROWS)
-    return [Rows(start, start + width) for start in (0, (rows - width) // 2, rows - width)]
+    return [Rows(start, start + width) for start in (0, rows - width)]
+
+
+class BothSides(Protocol):
+    """A model's single layers, by its PyTorch module and by its graph."""
+
+    def feed(self, sample: Sample) -> Any:
+        """Return what a sample is computed from."""
+
+    def want(self, sample: Sample, feeds: Any) -> Any:
+        """Return what the module makes of it; called in another thread."""
+
+    def run(self, sample: Sample, session: Any, feeds: Any) -> Any:
+        """Return what the graph of the sample's layer makes of it."""
+
+    def compare(self, sample: Sample, want: Any, got: Any) -> str:
+        """Compare the two; return a line about it."""
 
 
 def random_caches(
@@ -87,19 +102,17 @@ def compare_samples(
     todo: Sequence[Sample],
     num_layers: int,
     tables: Collection[str],
-    want: Callable[[Sample], Wanted],
-    compare: Callable[[Sample, Any, Wanted], str],
+    both: BothSides,
     written: Callable[[], list[str]],
 ) -> list[str]:
-    """Compute the samples on both sides, PyTorch's while weights are still written.
+    """Compute the samples on both sides at once, PyTorch's while weights are still written.
 
     Args:
         path: ONNX file of all layers.
         todo: what is computed.
         num_layers: layers of the file.
         tables: weights over the vocabulary.
-        want: computes a sample in PyTorch, in another thread.
-        compare: runs a sample in a session of its layer, and returns a line about it.
+        both: computes and compares.
         written: waits until all weights of the file are written, checks them without computing, and
             returns lines about it.
 
@@ -107,15 +120,18 @@ def compare_samples(
         Those lines and one for each sample.
     """
     with _one_thread(), ThreadPoolExecutor(1, thread_name_prefix="check") as pool:
-        found = [pool.submit(want, sample) for sample in todo]
+        feeds = [both.feed(sample) for sample in todo]
+        want = [pool.submit(both.want, *one) for one in zip(todo, feeds, strict=True)]
         try:
             import onnxruntime  # noqa: F401  (it loads while weights are still written)
 
-            lines = written()
-            for sample, one in zip(todo, found, strict=True):
+            lines, got = written(), []
+            for sample, fed in zip(todo, feeds, strict=True):
                 about = {"num_layers": num_layers, "rows": sample.block, "tables": tables}
                 with one_layer_file(path, layer=sample.layer, **about) as small:
-                    lines.append(compare(sample, open_session(small), one.result()))
+                    got.append(both.run(sample, open_session(small), fed))
+            for sample, wanted, found in zip(todo, want, got, strict=True):
+                lines.append(both.compare(sample, wanted.result(), found))
         finally:
             pool.shutdown(cancel_futures=True)
     return lines

@@ -90,10 +90,8 @@ def test_every_kind_of_layer_is_computed_in_every_round(folder: Path) -> None:
     computed = [line.split(", ") for line in lines[3:]]
     wanted = [
         (0, "0 + 1"),
-        (2, "37 + 5"),
         (2, "42 + 2"),
         (1, "0 + 1"),
-        (3, "37 + 5"),
         (3, "42 + 2"),
     ]
     assert [(words[0], words[2].split(":")[0]) for words in computed] == [

@@ -45,9 +45,9 @@ def test_every_graph_passes_the_check_by_samples(
     kinds = [range(layers)]
     if TOYS[name].sliding_window is not None:
         kinds = [range(0, layers, 2), range(1, layers, 2)]
-    chosen = [kind[at] for kind in kinds for at in (0, len(kind) // 2, -1)]
+    chosen = [kind[at] for kind in kinds for at in (0, -1)]
     starts = [f"check: layer {at} of {layers}" for at in chosen]
-    starts += [f"check: layer {at} of 6" for at in (0, 3, 5)]
+    starts += [f"check: layer {at} of 6" for at in (0, 5)]
     assert [line.split(",")[0] for line in checked] == starts
     same = [line for line in lines if "over weights of their own" in line]
     assert len(same) == len(kinds) + 1

@@ -149,17 +149,15 @@ def test_rows_that_are_compared_are_spread_over_all(rows: int, width: int) -> No
 
 def test_each_kind_of_layer_gets_each_round_and_each_end_of_the_vocabulary() -> None:
     kinds = ["slides", "slides", "sees all", "slides", "slides"]
-    found = samples(kinds, [(0, 1), (37, 5), (90, 2)], 10_001)
+    found = samples(kinds, [(0, 1), (90, 2)], 10_001)
     assert [(one.layer, one.length, one.count) for one in found] == [
         (0, 0, 1),
-        (3, 37, 5),
         (4, 90, 2),
         (2, 0, 1),
-        (2, 37, 5),
         (2, 90, 2),
     ]
     blocks = [str(block) for block in row_blocks(10_001)]
-    assert blocks == ["0..2047", "3976..6023", "7953..10000"]
+    assert blocks == ["0..2047", "7953..10000"]
     assert [str(one.block) for one in found] == 2 * blocks
     assert {str(block) for block in row_blocks(100)} == {"0..99"}
 
