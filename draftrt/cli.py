@@ -13,6 +13,7 @@ import click
 
 from draftrt import __version__
 from draftrt.errors import DraftrtError
+from draftrt.interrupts import ending_in_order
 
 COMMANDS = {
     "export": ("draftrt.export.command", "export", "Trace a drafter (and target) into a bundle."),
@@ -95,6 +96,7 @@ def main() -> None:
     """
     gc.set_threshold(100_000, 20, 100)
     try:
-        group()
+        with ending_in_order():
+            group()
     finally:
         gc.freeze()

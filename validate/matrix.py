@@ -7,10 +7,13 @@ be shared out among processes.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -129,16 +132,46 @@ def check_matrix(
         for source in sources:
             yield from check_source(source, settings, report)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
-        for rows in pool.map(check_source, sources, [settings] * len(sources)):
+    check = partial(check_source, settings=settings)
+    with tempfile.TemporaryDirectory(prefix="draftrt-matrix-") as scratch, _processes(jobs) as pool:
+        for rows in pool.map(partial(check, scratch=scratch), sources):
             yield from rows
 
 
+@contextmanager
+def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Give processes that end with the block, at once where it is left by an exception.
+
+    Ctrl-C on a terminal reaches them too; it is for this process to end them.
+    """
+    with ProcessPoolExecutor(
+        max_workers=jobs,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    ) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
+
+
 def check_source(
-    source: Source, settings: Settings, report: Callable[[str], None] = lambda line: None
+    source: Source,
+    settings: Settings,
+    report: Callable[[str], None] = lambda line: None,
+    scratch: str | None = None,
 ) -> list[MatrixRow]:
-    """Check one drafter in every precision."""
+    """Check one drafter in every precision.
+
+    Args:
+        source: the drafter.
+        settings: see `Settings`.
+        report: gets one line a step.
+        scratch: folder to export into; None: the system's.
+    """
     try:
         loaded, case = _load(source)
         context = settings.max_context
@@ -155,7 +188,7 @@ def check_source(
         report(f"{source.name}: {precision.value}")
         started = perf_counter()
         try:
-            with tempfile.TemporaryDirectory(prefix="draftrt-matrix-") as name:
+            with tempfile.TemporaryDirectory(prefix="draftrt-matrix-", dir=scratch) as name:
                 bundle = _export(loaded, Path(name), precision, context)
                 parity = check_parity(bundle.path, num_rounds=settings.num_rounds)
                 record = None if case is None else _against_record(case, bundle)
