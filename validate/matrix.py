@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -132,23 +131,27 @@ def check_matrix(
         for source in sources:
             yield from check_source(source, settings, report)
         return
-    check = partial(check_source, settings=settings)
-    with tempfile.TemporaryDirectory(prefix="draftrt-matrix-") as scratch, _processes(jobs) as pool:
-        for rows in pool.map(partial(check, scratch=scratch), sources):
+    with (
+        tempfile.TemporaryDirectory(prefix="draftrt-matrix-") as scratch,
+        _processes(jobs, scratch) as pool,
+    ):
+        for rows in pool.map(check_source, sources, [settings] * len(sources)):
             yield from rows
 
 
 @contextmanager
-def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+def _processes(jobs: int, scratch: str) -> Iterator[ProcessPoolExecutor]:
     """Give processes that end with the block, at once where it is left by an exception.
 
-    Ctrl-C on a terminal reaches them too; it is for this process to end them.
+    Args:
+        jobs: how many.
+        scratch: folder for their temporary files, which they may not live to remove.
     """
     with ProcessPoolExecutor(
         max_workers=jobs,
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
+        initializer=_begin,
+        initargs=(scratch,),
     ) as pool:
         try:
             yield pool
@@ -158,20 +161,18 @@ def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
             raise
 
 
+def _begin(scratch: str) -> None:
+    """Leave Ctrl-C, which reaches every process of a terminal, to the one that started this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tempfile.tempdir = scratch
+
+
 def check_source(
     source: Source,
     settings: Settings,
     report: Callable[[str], None] = lambda line: None,
-    scratch: str | None = None,
 ) -> list[MatrixRow]:
-    """Check one drafter in every precision.
-
-    Args:
-        source: the drafter.
-        settings: see `Settings`.
-        report: gets one line a step.
-        scratch: folder to export into; None: the system's.
-    """
+    """Check one drafter in every precision."""
     try:
         loaded, case = _load(source)
         context = settings.max_context
@@ -188,7 +189,7 @@ def check_source(
         report(f"{source.name}: {precision.value}")
         started = perf_counter()
         try:
-            with tempfile.TemporaryDirectory(prefix="draftrt-matrix-", dir=scratch) as name:
+            with tempfile.TemporaryDirectory(prefix="draftrt-matrix-") as name:
                 bundle = _export(loaded, Path(name), precision, context)
                 parity = check_parity(bundle.path, num_rounds=settings.num_rounds)
                 record = None if case is None else _against_record(case, bundle)
