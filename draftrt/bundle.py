@@ -6,6 +6,7 @@ how a graph is made or run.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -36,6 +37,7 @@ __all__ = [
     "PlanEntry",
     "read_manifest",
 ]
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ELSEWHERE = "copy the bundle to a place that you may write to"
 
 
@@ -193,7 +195,7 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     it was.
 
     Raises:
-        BundleError: ``path`` exists and ``force`` is not given, or is no bundle.
+        BundleError: ``path`` exists and ``force`` is not given, or is no bundle; there is no room.
     """
     final = Path(path)
     if final.exists():
@@ -205,6 +207,8 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
                 f"{final} exists and is no bundle; --force replaces only bundles",
                 hint="choose another -o folder, or remove this one yourself",
             )
+        if not os.access(final, os.W_OK | os.X_OK):
+            raise BundleError(f"{final}: not to be written to", hint="choose another -o folder")
     missing = [folder for folder in final.parents if not folder.exists()]
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -216,11 +220,16 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
         yield scratch
         sync_tree(scratch, but={LINKED})
         _put(scratch, final)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(scratch, ignore_errors=True)
         for folder in missing:
             with suppress(OSError):  # somebody else put something there
                 folder.rmdir()
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise BundleError(
+                f"{final}: cannot be written: {error.strerror}",
+                hint="make room, or write elsewhere",
+            ) from error
         raise
 
 

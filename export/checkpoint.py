@@ -73,6 +73,8 @@ def read_headers(folder: Path) -> dict[str, TensorRef]:
                 refs[ref.name] = ref
         except CheckpointError as error:
             findings.append(error)
+        except OSError as error:
+            findings.append(CheckpointError(f"{file}: cannot be read: {error.strerror}"))
     collect(findings)
     if index.is_file():
         _check_index(index, refs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,25 @@ def test_a_bundle_that_cannot_be_replaced_stays(
         pass
     assert (tmp_path / "bundle" / MANIFEST).read_text(encoding="utf-8") == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    """A process that may write files of 4 KB alone, as a disk that is nearly full."""
+    code = """
+import pathlib, resource, sys
+from draftrt.bundle import new_bundle
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+with new_bundle(sys.argv[1]) as folder:
+    (folder / "weights").write_bytes(bytes(100_000))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a" / "bundle")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"BundleError: {tmp_path / 'a' / 'bundle'}: cannot be written: File too large" in (
+        done.stderr
+    )
+    assert "Hint: make room, or write elsewhere" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -41,7 +41,7 @@ def test_a_signal_waits_for_an_import_and_then_unwinds(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    said = []
+    said: list[str] = []
     while not said or said[-1] != when:
         said.append(process.stdout.readline().strip())
     started = time.monotonic()
