@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from draftrt.errors import ExportError
 from draftrt.export.assemble import empty_caches, reference_module
-from draftrt.export.check_ids import CHOSEN_FROM, TOLERANCE, ids_differ
+from draftrt.export.check_ids import CHOSEN_FROM, TOLERANCE, candidates_differ, ids_differ
 from draftrt.export.drafter import Drafter
 from draftrt.export.float32_twin import widened, write_float32_twin
 from draftrt.export.graph_tensors import GraphTensor
@@ -251,10 +251,10 @@ def _sampled_difference(want: dict[str, Any], got: Feeds, precision: Precision) 
         want["vocabulary_ids"], got["vocabulary_ids"]
     ):
         return "vocabulary_ids"
-    for name in ("logits", "candidate_scores"):
-        if name not in want or name not in got:
-            continue
-        gap = relative_gap(np.sort(want[name], axis=-1), np.sort(got[name], axis=-1))
+    if "logits" in want and "logits" in got:
+        gap = relative_gap(np.sort(want["logits"], axis=-1), np.sort(got["logits"], axis=-1))
         if not gap <= TOLERANCE[precision]:
-            return f"{name} by {gap:.2e} (relative to its largest value)"
+            return f"logits by {gap:.2e} (relative to its largest value)"
+    if "candidate_scores" in want and "candidate_scores" in got:
+        return candidates_differ(want, got, precision)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,37 @@ def ids_differ(want: dict[str, Any], ids: NDArray[Any], precision: Precision) ->
     if precision is not Precision.FP32 and is_tie:
         return None
     return f"draft ids {ids[0].tolist()}, expected {expected.tolist()}"
+
+
+def candidates_differ(
+    want: dict[str, Any], got: Mapping[str, NDArray[Any]], precision: Precision
+) -> str | None:
+    """Return what is wrong with the candidates of a round that drafted the same ids.
+
+    In 16 bits the last of a row's candidates may be others where that is a tie within the
+    tolerance; scores are compared of those that both have.
+
+    Args:
+        want: outputs of the module, ``logits`` among them.
+        got: ``candidate_ids`` and ``candidate_scores`` [1, n, k] of the graph.
+        precision: of the computation.
+    """
+    rows = zip(want["candidate_ids"][0], got["candidate_ids"][0], strict=True)
+    for row, (expected, found) in enumerate(rows):
+        logits, scores = want["logits"][0, row], want["candidate_scores"][0, row]
+        others = [int(one) for one in found if one not in expected]
+        may_differ = precision is not Precision.FP32
+        if others and not (
+            may_differ and all(_may_come_in(expected, one, logits, precision) for one in others)
+        ):
+            return f"candidates {sorted(found.tolist())}, expected {sorted(expected.tolist())}"
+        _, at, where = np.intersect1d(expected, found, return_indices=True)
+        gaps = np.abs(scores[at] - got["candidate_scores"][0, row][where])
+        gap = float(gaps.max(initial=0.0))
+        gap /= max(1.0, float(np.abs(scores).max()))
+        if not gap <= TOLERANCE[precision]:
+            return f"candidate_scores by {gap:.2e} (relative to their largest value)"
+    return None
 
 
 def _tie(scores: NDArray[Any], precision: Precision) -> float:

@@ -73,3 +73,36 @@ def test_a_selectors_candidates_may_change_at_their_edge_in_16_bits(other: int) 
         choose(Precision.FP32, AT_THE_EDGE, other)
     with pytest.raises(ExportError, match="draft ids"):
         choose(Precision.FP16, INSIDE, other)
+
+
+def candidates(precision: Precision, logits: list[float], ids: list[int], last: float) -> None:
+    """Compare a round in which both chose 7, and the graph from ``ids``, the last scored so."""
+    want: dict[str, Any] = {
+        "draft_ids": np.array([[7]]),
+        "logits": np.array([[logits]], np.float32),
+        "candidate_ids": np.array([[[7, 5, 6]]]),
+        "candidate_scores": np.array([[[9.0, 1.0, 2.0]]], np.float32),
+        "caches": [],
+    }
+    got = {
+        "draft_ids": np.array([[7]]),
+        "candidate_ids": np.array([[ids]]),
+        "candidate_scores": np.array([[[1.0, 9.0, last]]], np.float32),
+    }
+    spec = cast(Any, SimpleNamespace(block_size=2))
+    compare_round("draft.onnx", spec, want, got, [], (4, 1), precision)
+
+
+LAST = [0.5] * 4 + [2.49, 3.0, 2.5, 5.0, 0.2]  # 5, 6 and 7 are candidates, 4 nearly one
+
+
+def test_candidates_that_drafts_are_drawn_from_may_change_at_their_edge_in_16_bits() -> None:
+    for precision in (Precision.FP16, Precision.FP32):
+        candidates(precision, LAST, [5, 7, 6], 2.0)  # the same in another order
+        with pytest.raises(ExportError, match=r"candidate_scores by 3\.33e-01"):
+            candidates(precision, LAST, [5, 7, 6], 5.0)
+        with pytest.raises(ExportError, match=r"candidates \[5, 7, 8\], expected \[5, 6, 7\]"):
+            candidates(precision, LAST, [5, 7, 8], 2.0)
+    candidates(Precision.FP16, LAST, [5, 7, 4], -3.0)
+    with pytest.raises(ExportError, match=r"candidates \[4, 5, 7\], expected \[5, 6, 7\]"):
+        candidates(Precision.FP32, LAST, [5, 7, 4], -3.0)
