@@ -171,6 +171,7 @@ def test_the_gate_sees_a_graph_that_misstates_what_it_drew_from(name: str) -> No
         "draft_ids": np.array([[1, 2]]),
         "vocabulary_ids": np.array([[4, 6, 8]]),
         "logits": np.array([[[1.0, 2.0, 3.0]]]),
+        "candidate_ids": np.array([[[2, 0, 1]]]),
         "candidate_scores": np.array([[[1.0, 2.0, 3.0]]]),
     }
     assert _sampled_difference(right, right, Precision.FP32) is None
