@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from draftrt.output_cli import OutputFolder
 from draftrt.validate.published import write_system
 from draftrt.validate.published_systems import SYSTEMS
 
 
 @click.command()
-@click.argument("names", nargs=-1, type=click.Choice(sorted(SYSTEMS)))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write into.")
+@click.argument("names", nargs=-1, required=True, type=click.Choice(sorted(SYSTEMS)))
+@click.option("--out", required=True, type=OutputFolder(), help="Folder to write into.")
 @click.option("--whole-target", is_flag=True, help="Write the target's layers too.")
 def main(names: tuple[str, ...], out: Path, whole_target: bool) -> None:
     """Write random checkpoints of the systems NAMES."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from draftrt.codec import to_json
-from draftrt.output_cli import OutputFile, write_output
+from draftrt.output_cli import OutputFile, OutputFolder, write_output
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.validate.size_rows import GB, Row
 from draftrt.validate.size_run import GROUPS, run_rows
@@ -17,7 +17,7 @@ MISSED = 3
 
 
 @click.command()
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Scratch folder.")
+@click.option("--out", required=True, type=OutputFolder(), help="Scratch folder.")
 @click.option("--only", multiple=True, type=click.Choice(GROUPS), help="Repeatable. [default: all]")
 @click.option("--rivals", is_flag=True, help="Run TensorRT-Edge-LLM's exporter too.")
 @click.option("--json", "json_file", type=OutputFile(), help="Write the figures.")

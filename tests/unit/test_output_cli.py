@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from draftrt.cli import group
 from draftrt.errors import DraftrtError
 from draftrt.output_cli import OutputFile, check_places, check_replaced, write_output
+from draftrt.validate import published_command, size_command
 
 TRAJECTORIES = [
     *["validate", "record-trajectories", "no-drafter", "--target", "no-target"],
@@ -121,3 +123,20 @@ def test_a_folder_that_cannot_be_made_is_wrong_usage(name: str, tmp_path: Path) 
     assert done.exit_code == 1, done.output
     assert "no such folder" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("command", [published_command.main, size_command.main])
+def test_the_folders_of_the_size_commands_are_looked_at_too(
+    command: click.Command, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    names = ["smollm2-135m-dflash"] if command is published_command.main else []
+    done = CliRunner().invoke(command, [*names, "--out", str(tmp_path / "file" / "a")])
+    assert done.exit_code == 2, done.output
+    assert f"lies below a file: {tmp_path / 'file'}" in " ".join(done.stderr.split())
+
+
+def test_no_system_to_write_is_wrong_usage(tmp_path: Path) -> None:
+    done = CliRunner().invoke(published_command.main, ["--out", str(tmp_path)])
+    assert done.exit_code == 2, done.output
+    assert "Missing argument" in done.stderr
