@@ -24,7 +24,7 @@ MANIFEST_BYTES = 14_000
 COPY_BYTES = 50 * 10**6  # slices on their way
 EXPORT_BYTES = 360 * 10**6  # PyTorch, ONNX, ONNX Runtime: 330 to 392 by installation
 QUANTISE_BYTES = 80 * 10**6  # slices that are quantised, and their search
-DEQUANTISED = {"float32": 4, "bfloat16": 4, "float16": 10}  # bytes an element, all copies together
+DEQUANTISED = {"float32": 4, "bfloat16": 4, "float16": 11}  # bytes an element, of all copies
 
 
 def bundle_bytes(weights: int, layers: Sequence[int], tokenizer: int) -> int:
