@@ -6,28 +6,14 @@ processor's cache; a whole one is written to fresh memory and read back, at thre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from draftrt.export.float32_twin import widen_attributes
+from draftrt.export.sampling import Rows
 
 BLOCK_ELEMENTS = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A block of rows, ``start`` to ``stop``."""
-
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def __str__(self) -> str:
-        return f"{self.start}..{self.stop - 1}"
 
 
 def split_products(nodes: list[Any], weights: dict[str, Any]) -> list[Any]:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from draftrt.export.block_products import Rows
 from draftrt.export.check import (
     Feeds,
     compare_round,
@@ -33,18 +32,11 @@ from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layer_samples import Sample, compare_samples, random_caches, rows_for, samples
 from draftrt.export.layers import state_name
 from draftrt.export.same_layers import check_same_layers
+from draftrt.export.sampling import TABLES, Rows
 from draftrt.export.signature import Walk, round_feeds, walk_to_compare
 from draftrt.export.unread import Unread
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec, Precision, VocabMap
-
-FULL_CHECK_BYTES = 1 << 28  # weights of a graph up to which it is computed whole
-TABLES = ("lm_head.weight", "markov_head.markov_w2.weight", "d2t")
-
-
-def is_small(tensors: Mapping[str, GraphTensor]) -> bool:
-    """Return whether a graph's weights are few enough to compute all of it."""
-    return sum(tensor.source.num_bytes for tensor in tensors.values()) <= FULL_CHECK_BYTES
 
 
 def check_draft_sampled(

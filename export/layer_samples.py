@@ -14,12 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from draftrt.export.assemble import TORCH
-from draftrt.export.block_products import Rows
 from draftrt.export.check import open_session
 from draftrt.export.one_layer import write_one_layer
+from draftrt.export.sampling import Rows, row_blocks
 from draftrt.spec import Precision
 
-BLOCK_ROWS = 2048  # of the vocabulary
 SPARE_ROWS = 64
 
 
@@ -57,12 +56,6 @@ def samples(
         for layer, block, sizes in zip(chosen, row_blocks(rows), rounds, strict=True):
             made.append(Sample(layer, block, *sizes))
     return made
-
-
-def row_blocks(rows: int) -> list[Rows]:
-    """Return the first and the last block of a table's rows."""
-    width = min(rows, BLOCK_ROWS)
-    return [Rows(start, start + width) for start in (0, rows - width)]
 
 
 class BothSides(Protocol):

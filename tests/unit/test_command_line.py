@@ -38,7 +38,7 @@ def test_the_end_of_a_command_collects_nothing() -> None:
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "held True True"), done.stderr
 
 
-@pytest.mark.parametrize("command", ["export", "inspect"])
+@pytest.mark.parametrize("command", ["export", "inspect", "plan"])
 def test_a_refused_checkpoint_loads_no_pytorch(tmp_path: Path, command: str) -> None:
     write_target(tmp_path / "target", ToyTarget())
     (tmp_path / "draft").mkdir()

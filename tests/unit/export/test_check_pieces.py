@@ -14,7 +14,8 @@ from draftrt.errors import CheckpointError, ExportError
 from draftrt.export import block_products, tensor_ref
 from draftrt.export.check_weights import check_weights, sampled_rows
 from draftrt.export.graph_tensors import GraphTensor
-from draftrt.export.layer_samples import row_blocks, samples
+from draftrt.export.layer_samples import samples
+from draftrt.export.sampling import row_blocks
 from draftrt.export.tensor_ref import TensorRef, from_tensor
 from draftrt.export.unread import Matrix, Unread
 
