@@ -14,7 +14,9 @@ from types import FrameType
 
 IMPORT_FILES = "<frozen importlib._bootstrap"  # what the frames of an import are said to lie in
 RETRY_S = 0.02
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 
 
 @contextmanager
@@ -22,8 +24,12 @@ def ending_in_order() -> Iterator[None]:
     """Let the signals of `ENDING` raise inside the block: KeyboardInterrupt, else SystemExit.
 
     The status is 128 and the signal's number, as a shell says it. A signal that is ignored, as
-    under ``nohup``, or handled otherwise stays so. For the main thread.
+    under ``nohup``, or handled otherwise stays so. For the main thread. Where there are no timers, as
+    on Windows, nothing is changed.
     """
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
     waiting: list[int] = []
 
     def arrive(number: int, frame: FrameType | None) -> None:
