@@ -24,8 +24,8 @@ def ending_in_order() -> Iterator[None]:
     """Let the signals of `ENDING` raise inside the block: KeyboardInterrupt, else SystemExit.
 
     The status is 128 and the signal's number, as a shell says it. A signal that is ignored, as
-    under ``nohup``, or handled otherwise stays so. For the main thread. Where there are no timers, as
-    on Windows, nothing is changed.
+    under ``nohup``, or handled otherwise stays so. For the main thread. Where there are no timers,
+    as on Windows, nothing is changed.
     """
     if not hasattr(signal, "setitimer"):
         yield
