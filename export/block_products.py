@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from draftrt.export.check_extent import Rows, product_blocks
 from draftrt.export.float32_twin import widen_attributes
-from draftrt.export.sampling import Rows
-
-BLOCK_ELEMENTS = 1 << 20
 
 
 def split_products(nodes: list[Any], weights: dict[str, Any]) -> list[Any]:
@@ -54,11 +52,8 @@ def _blocks(node: Any, weights: dict[str, Any]) -> list[Rows]:
     is_by_rows = any(one.name == "transB" and one.i == 1 for one in node.attribute)
     if not is_by_rows or weight.data_type not in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
         return []
-    rows, width = weight.dims
-    step = max(1, BLOCK_ELEMENTS // width)
-    if rows <= step:
-        return []
-    return [Rows(first, min(first + step, rows)) for first in range(0, rows, step)]
+    blocks = product_blocks(*weight.dims)
+    return blocks if len(blocks) > 1 else []
 
 
 def cut_rows(weights: dict[str, Any], name: str, rows: Rows) -> str:

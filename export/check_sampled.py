@@ -25,6 +25,7 @@ from draftrt.export.check import (
     run_module,
     run_session,
 )
+from draftrt.export.check_extent import TABLES, Rows
 from draftrt.export.check_ids import CHOSEN_FROM, TOLERANCE
 from draftrt.export.check_weights import check_weights
 from draftrt.export.drafter import Drafter, SampledDrafter
@@ -32,7 +33,6 @@ from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layer_samples import Sample, compare_samples, random_caches, rows_for, samples
 from draftrt.export.layers import state_name
 from draftrt.export.same_layers import check_same_layers
-from draftrt.export.sampling import TABLES, Rows
 from draftrt.export.signature import Walk, round_feeds, walk_to_compare
 from draftrt.export.unread import Unread
 from draftrt.signature import Signature

@@ -17,7 +17,7 @@ from draftrt.export.check_ids import TOLERANCE
 from draftrt.export.check_weights import check_weights
 from draftrt.export.decoder import Decoder
 from draftrt.export.float32_twin import widened, write_float32_twin
-from draftrt.export.graph_tensors import GraphTensor
+from draftrt.export.graph_tensors import HEAD, TABLE, GraphTensor
 from draftrt.export.layer_samples import Sample, compare_samples, random_caches, rows_for, samples
 from draftrt.export.layers import state_name
 from draftrt.export.one_layer import feature_sources
@@ -25,8 +25,6 @@ from draftrt.export.profile import Profile
 from draftrt.export.same_layers import check_same_layers
 from draftrt.export.unread import Unread
 from draftrt.spec import DecoderSpec, Precision
-
-TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def check_target(

@@ -12,10 +12,10 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
+from draftrt.closing import Closing
 from draftrt.durable import start_writeback
 from draftrt.errors import CheckpointError
 from draftrt.manifest import FileEntry
@@ -26,7 +26,7 @@ NO_KERNEL_COPY = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, err
 OnBytes = Callable[[int], None]
 
 
-class DataFile:
+class DataFile(Closing):
     """A new file, written from its beginning to its end; a context manager."""
 
     def __init__(self, path: Path, on_bytes: OnBytes = lambda count: None) -> None:
@@ -42,17 +42,8 @@ class DataFile:
         self._stream = path.open("wb", buffering=0)
         self._end = 0
 
-    def __enter__(self) -> DataFile:
-        """Return the file itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
         self._stream.close()
 
     def fill(self, offset: int) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from draftrt.bundle import GraphEntry
 from draftrt.export.check import check_graph
+from draftrt.export.check_extent import is_small
 from draftrt.export.check_sampled import check_draft_sampled
 from draftrt.export.drafter import Drafter, SampledDrafter
 from draftrt.export.layers import plan_layers, state_names, write_layers
 from draftrt.export.load import LoadedDrafter
 from draftrt.export.options import ExportOptions, Report, max_context
 from draftrt.export.placing import DRAFT_FILE, place_draft
-from draftrt.export.sampling import is_small
 from draftrt.export.shapes import tensor_shapes
 from draftrt.export.signature import CAPACITY, draft_signature
 from draftrt.export.trace import trace

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from draftrt.export.assemble import TORCH
 from draftrt.export.check import open_session
+from draftrt.export.check_extent import Rows, row_blocks
 from draftrt.export.one_layer import write_one_layer
-from draftrt.export.sampling import Rows, row_blocks
 from draftrt.spec import Precision
 
 SPARE_ROWS = 64

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from draftrt.export.block_products import cut_rows, split_products, widen
+from draftrt.export.check_extent import Rows
 from draftrt.export.initialisers import read_initialisers
 from draftrt.export.layers import CACHE, EMBEDDING, SHARED, graph_parts, state_name
 from draftrt.export.quantized_file import QuantizedRef, packed
 from draftrt.export.quantized_graph import CODES, SCALES, look_up_rows
-from draftrt.export.sampling import Rows
 from draftrt.quantization import Scheme
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftrt.errors import CheckpointError
-from draftrt.export.code_sizes import block_of
+from draftrt.export.quantized_sizes import block_of
 from draftrt.quantization import Scheme
 
 DIVISORS = (7.0, 7.5, 8.0, 8.5)

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftrt.export.code_sizes import bytes_of
 from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.export.quantized_graph import QuantizedUse
+from draftrt.export.quantized_sizes import bytes_of
 from draftrt.export.tensor_ref import TensorRef, from_tensor
 from draftrt.quantization import Scheme
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.errors import ExportError, UnsupportedError
-from draftrt.export.code_sizes import block_of
 from draftrt.export.graph_tensors import GraphTensor
+from draftrt.export.quantized_sizes import block_of
 from draftrt.quantization import HEAD, TABLES, Part, Quantization, Scheme, part_of
 
 INT4_OPSET = 21  # the first with blocks and 4-bit integers

@@ -1,12 +1,12 @@
-"""Which weights of a graph are quantised in every use, and the bytes that takes."""
+"""Which weights of a graph are quantised in every use, their blocks, and the bytes that takes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from draftrt.export.code_sizes import block_of, bytes_of
+from draftrt.errors import UnsupportedError
 from draftrt.export.graph_tensors import GraphTensor
-from draftrt.quantization import HEAD, TABLES, Part, Quantization, Scheme, part_of
+from draftrt.quantization import BLOCK, HEAD, TABLES, Part, Quantization, Scheme, part_of
 
 
 def is_quantised(name: str, tensors: Mapping[str, GraphTensor], quantization: Quantization) -> bool:
@@ -29,3 +29,23 @@ def quantised_bytes(name: str, tensor: GraphTensor, quantization: Quantization) 
         count = rows if scheme is not Scheme.INT4 else rows * (width // block_of(name, width))
         total += bytes_of(rows * width, scheme) + count * tensor.itemsize
     return total
+
+
+def block_of(name: str, width: int) -> int:
+    """Return how many elements of a reduction axis of ``width`` share an int4 scale.
+
+    Raises:
+        UnsupportedError: neither `BLOCK` nor half of it divides the width.
+    """
+    for block in (BLOCK, BLOCK // 2):
+        if width % block == 0:
+            return block
+    raise UnsupportedError(
+        f"{name}: int4 needs a reduction axis that is a multiple of {BLOCK // 2}, got {width}",
+        hint="use int8 for this part, which has one scale for each output channel",
+    )
+
+
+def bytes_of(count: int, scheme: Scheme) -> int:
+    """Return the bytes of so many codes; two of int4 share one."""
+    return -(-count // 2) if scheme is Scheme.INT4 else count

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftrt.export.code_sizes import block_of
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.initialisers import read_initialisers
 from draftrt.export.quantize import dequantize, quantize_rows
 from draftrt.export.quantized_file import QuantizedRef
+from draftrt.export.quantized_sizes import block_of
 from draftrt.export.tensor_ref import TensorRef
 from draftrt.quantization import Scheme
 

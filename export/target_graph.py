@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry
+from draftrt.export.check_extent import is_small
 from draftrt.export.check_target import check_target, check_target_sampled
 from draftrt.export.decoder import Decoder
 from draftrt.export.decoder_shapes import decoder_shapes
 from draftrt.export.layers import plan_layers, state_name, state_names, write_layers
 from draftrt.export.options import ExportOptions, Report
 from draftrt.export.placing import TARGET_FILE
-from draftrt.export.sampling import is_small
 from draftrt.export.signature import CAPACITY
 from draftrt.export.target_signature import target_signature
 from draftrt.export.trace import trace

@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftrt.export.check_extent import product_blocks
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layers import WEIGHT
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.tensor_ref import TensorRef
-
-BLOCK_ELEMENTS = 1 << 20
 
 
 class Unread:
@@ -110,11 +109,10 @@ class Matrix(Tensor):
             bias: [R] or None.
         """
         rows, width = self.shape
-        step = max(1, BLOCK_ELEMENTS // width)
         out = torch.empty(x.shape[0], rows)
-        for first in range(0, rows, step):
-            last = min(first + step, rows)
-            out[:, first:last] = F.linear(x.float(), self._read(first, last).float())
+        for block in product_blocks(rows, width):
+            part = self._read(block.start, block.stop).float()
+            out[:, block.start : block.stop] = F.linear(x.float(), part)
         return (out if bias is None else out + bias.float()).to(self.dtype)
 
     def look_up(self, ids: Tensor) -> Tensor:

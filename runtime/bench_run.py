@@ -14,7 +14,6 @@ from draftrt.bundle import ELSEWHERE, Bundle
 from draftrt.errors import BundleError
 from draftrt.runtime.bench import Own, System, compare
 from draftrt.runtime.bench_costs import measure_costs
-from draftrt.runtime.bench_prompts import read_prompts, room_problem
 from draftrt.runtime.bench_report import Report
 from draftrt.runtime.bench_rivals import check_rivals, load_rivals
 from draftrt.runtime.graph_target import GraphTarget
@@ -22,6 +21,7 @@ from draftrt.runtime.load import load
 from draftrt.runtime.machine import peak_memory_bytes, this_machine
 from draftrt.runtime.options import DecodeOptions, ScheduleKind
 from draftrt.runtime.pair import Pair
+from draftrt.runtime.prompts import read_prompts, room_problem
 from draftrt.runtime.schedule import write_costs
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch", "numpy")

@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from draftrt.bundle import Bundle
-from draftrt.runtime.bench_prompts import read_prompts
 from draftrt.runtime.load import find_target, load
+from draftrt.runtime.prompts import read_prompts
 from draftrt.validate.doctor_forms import FormResult, compare_forms, encode_forms
 from draftrt.validate.doctor_fresh import fresh_suspects
 from draftrt.validate.doctor_recording import (

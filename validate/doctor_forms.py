@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftrt.errors import BundleError, collect
-from draftrt.runtime.bench_prompts import room_problem
 from draftrt.runtime.chat import load_template
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Pair
+from draftrt.runtime.prompts import room_problem
 from draftrt.validate.doctor_statistics import Estimate, estimate
 
 MIN_GAIN = 0.2  # tokens a round: texts differ too, so a small gain says little

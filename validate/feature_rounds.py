@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.bundle import Bundle
-from draftrt.runtime.bench_prompts import length_problem
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import open_graph
+from draftrt.runtime.prompts import length_problem
 from draftrt.runtime.target import TargetRows
 from draftrt.runtime.text import load_tokenizer
 from draftrt.validate.parity_rounds import plan_rounds

@@ -55,7 +55,7 @@ def ranges(
     PyTorch computes it on the CPU, where ONNX Runtime would hide an overflow.
     """
     from draftrt.errors import ParityError
-    from draftrt.runtime.bench_prompts import read_prompts
+    from draftrt.runtime.prompts import read_prompts
     from draftrt.validate.range_report import as_json, as_text
     from draftrt.validate.ranges import check_ranges
 

@@ -88,7 +88,7 @@ def record_trajectories(
 
     `draftrt validate trajectories` replays the file through exported graphs.
     """
-    from draftrt.runtime.bench_prompts import read_prompts
+    from draftrt.runtime.prompts import read_prompts
     from draftrt.validate.record_trajectories import TrajectoryOptions, record_trajectories
 
     check_places({"--out": out}, inputs=(draft, target, prompts))

@@ -81,10 +81,10 @@ def _rows(
 ) -> list[dict[str, Any]]:
     from draftrt.export.load import load_drafter
     from draftrt.export.target import read_target
-    from draftrt.runtime.bench_prompts import room_problem
     from draftrt.runtime.decode import Decoder
     from draftrt.runtime.drafter import Drafter
     from draftrt.runtime.hf_target import HfTarget
+    from draftrt.runtime.prompts import room_problem
     from draftrt.runtime.text import load_tokenizer
 
     loaded = load_drafter(draft, read_target(target))

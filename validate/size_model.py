@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from draftrt.engines.memory import GraphMemory
+from draftrt.export.check_extent import BLOCK_ROWS, TABLES, is_small
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layers import WEIGHT
 from draftrt.export.quantized_sizes import is_quantised, quantised_bytes
-from draftrt.export.sampling import BLOCK_ROWS, TABLES, is_small
 from draftrt.export.weight_files import PlacedWeights
 from draftrt.export.weight_slices import is_read_whole, num_bytes
 

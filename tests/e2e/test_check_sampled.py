@@ -253,10 +253,10 @@ def test_a_planted_fault_is_found(fault: str, folder: Path) -> None:
 def test_kinds_of_layers_that_are_mixed_up_end_the_export(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftrt.export import draft_graph, sampling
+    from draftrt.export import check_extent, draft_graph
     from draftrt.export.layers import plan_layers
 
-    monkeypatch.setattr(sampling, "FULL_CHECK_BYTES", 0)
+    monkeypatch.setattr(check_extent, "FULL_CHECK_BYTES", 0)
     monkeypatch.setattr(draft_graph, "plan_layers", lambda kinds: plan_layers([0] * len(kinds)))
     line = ["export", str(folder / "draft"), "--target", str(folder / "target"), "-o"]
     line += [str(tmp_path / "bundle"), "--max-context", str(CONTEXT), "--no-target-graph"]

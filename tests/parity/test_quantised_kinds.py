@@ -106,12 +106,11 @@ def test_every_scheme_passes_the_gate_in_every_precision(
 def test_the_gate_for_large_models_takes_quantised_weights(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftrt.export import block_products, sampling, unread
+    from draftrt.export import check_extent
 
-    monkeypatch.setattr(sampling, "FULL_CHECK_BYTES", 0)
-    monkeypatch.setattr(sampling, "BLOCK_ROWS", 75)  # int4 codes from the middle of a byte on
-    for module in (block_products, unread):
-        monkeypatch.setattr(module, "BLOCK_ELEMENTS", 700)
+    monkeypatch.setattr(check_extent, "FULL_CHECK_BYTES", 0)
+    monkeypatch.setattr(check_extent, "BLOCK_ROWS", 75)  # int4 codes from the middle of a byte on
+    monkeypatch.setattr(check_extent, "BLOCK_ELEMENTS", 700)
     done = export(tmp_path / "out", MIXED, "--precision", precision)
     assert done.exit_code == 0, done.output
     assert done.output.count("rows of all") == 2

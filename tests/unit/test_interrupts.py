@@ -42,8 +42,10 @@ def test_a_signal_waits_for_an_import_and_then_unwinds(
     )
     assert process.stdout is not None
     said: list[str] = []
-    while not said or said[-1] != when:
-        said.append(process.stdout.readline().strip())
+    for line in process.stdout:
+        said.append(line.strip())
+        if said[-1] == when:
+            break
     started = time.monotonic()
     process.send_signal(number)
     out, error = process.communicate(timeout=20)

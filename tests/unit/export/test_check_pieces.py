@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from draftrt.errors import CheckpointError, ExportError
-from draftrt.export import block_products, tensor_ref
+from draftrt.export import block_products, check_extent, tensor_ref
+from draftrt.export.check_extent import row_blocks
 from draftrt.export.check_weights import check_weights, sampled_rows
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layer_samples import samples
-from draftrt.export.sampling import row_blocks
 from draftrt.export.tensor_ref import TensorRef, from_tensor
 from draftrt.export.unread import Matrix, Unread
 
@@ -25,7 +25,7 @@ ROWS, WIDTH = 37, 24
 
 
 def matrix(weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Matrix:
-    monkeypatch.setattr("draftrt.export.unread.BLOCK_ELEMENTS", 5 * WIDTH)
+    monkeypatch.setattr("draftrt.export.check_extent.BLOCK_ELEMENTS", 5 * WIDTH)
     shape = (weight.shape[0], weight.shape[1])
     return Matrix.over(lambda first, last: weight[first:last], shape, weight.dtype)
 
@@ -96,7 +96,7 @@ def test_unread_weights_are_those_of_one_layer_with_tables_cut(
 def test_a_product_by_blocks_is_the_product(
     kind: str, has_bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_products, "BLOCK_ELEMENTS", 5 * WIDTH)
+    monkeypatch.setattr(check_extent, "BLOCK_ELEMENTS", 5 * WIDTH)
     number = onnx.TensorProto.DataType.Value(kind)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(number)
     rng = np.random.default_rng(1)

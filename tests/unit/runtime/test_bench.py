@@ -15,10 +15,10 @@ import pytest
 from draftrt.errors import FeedError
 from draftrt.runtime.bench import Decoded, Own, Summary, compare
 from draftrt.runtime.bench_picture import to_svg
-from draftrt.runtime.bench_prompts import DEFAULT, read_prompts
 from draftrt.runtime.bench_report import Report
 from draftrt.runtime.machine import Machine, peak_memory_bytes, this_machine
 from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.prompts import DEFAULT, read_prompts
 from draftrt.runtime.schedule import Costs
 from draftrt.runtime.stats import Round, Stats
 
