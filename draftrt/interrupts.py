@@ -1,16 +1,21 @@
-"""Signals that end a command: they unwind the stack, and wait while a module is being imported.
+"""Signals that end a command: they unwind the stack once, and wait while a module is imported.
 
 An import that is broken off leaves its package half made. The next thread that imports it crashes
 the process, as PyTorch does, or waits for ever for a lock that nobody holds; either way scratch
-folders stay behind.
+folders stay behind. A second signal would break off what the first one lets clean up.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 IMPORT_FILES = "<frozen importlib._bootstrap"  # what the frames of an import are said to lie in
 RETRY_S = 0.02
@@ -21,41 +26,54 @@ ENDING = [
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Let the signals of `ENDING` raise inside the block: KeyboardInterrupt, else SystemExit.
+    """Let the first signal of `ENDING` raise inside the block: KeyboardInterrupt, else SystemExit.
 
-    The status is 128 and the signal's number, as a shell says it. A signal that is ignored, as
-    under ``nohup``, or handled otherwise stays so. For the main thread. Where there are no timers,
-    as on Windows, nothing is changed.
+    The status is 128 and the signal's number, as a shell says it. Later ones do nothing: the
+    process is ending. Python ignores what is raised in a finaliser or a weak reference's callback;
+    there it is raised again. A signal that is ignored, as under ``nohup``, or handled otherwise
+    stays so. For the main thread. Where there are no timers, as on Windows, nothing is changed.
     """
     if not hasattr(signal, "setitimer"):
         yield
         return
-    waiting: list[int] = []
+    end: BaseException | None = None
+    is_raised = False
 
     def arrive(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGALRM:
-            waiting.append(number)
+        nonlocal end, is_raised
+        if end is None:
+            end = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+        if is_raised:
+            return
         if is_importing(frame):
             signal.setitimer(signal.ITIMER_REAL, RETRY_S)
-        elif waiting:
-            first = waiting[0]
-            waiting.clear()
-            if first == signal.SIGINT:
-                raise KeyboardInterrupt
-            raise SystemExit(128 + first)
+        else:
+            is_raised = True
+            raise end
+
+    def on_ignored(lost: UnraisableHookArgs) -> None:
+        nonlocal is_raised
+        if end is None or lost.exc_value is not end:
+            hook(lost)
+            return
+        is_raised = False
+        signal.setitimer(signal.ITIMER_REAL, RETRY_S)
 
     taken = [
         one
         for one in ENDING
         if signal.getsignal(one) in (signal.SIG_DFL, signal.default_int_handler)
     ]
+    hook, sys.unraisablehook = sys.unraisablehook, on_ignored
     before = {one: signal.signal(one, arrive) for one in (*taken, signal.SIGALRM)}
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        if not is_raised:
+            sys.unraisablehook = hook
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
 
 def is_importing(frame: FrameType | None) -> bool:

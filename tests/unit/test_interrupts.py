@@ -60,6 +60,78 @@ def test_a_signal_waits_for_an_import_and_then_unwinds(
         assert error == ""
 
 
+# The signal comes while Python runs code whose exceptions it ignores.
+IGNORED = """
+import os, signal, time, weakref
+from draftrt.interrupts import ending_in_order
+class Thing:
+    def __del__(self):
+        if {is_finaliser}:
+            os.kill(os.getpid(), {number})
+            time.sleep(0.1)
+def gone(reference):
+    os.kill(os.getpid(), {number})
+    time.sleep(0.1)
+with ending_in_order():
+    thing = Thing()
+    kept = None if {is_finaliser} else weakref.ref(thing, gone)
+    del thing
+    print("went on", flush=True)
+    time.sleep(30)
+"""
+TWICE = """
+import os, signal, time
+from draftrt.interrupts import ending_in_order
+try:
+    with ending_in_order():
+        try:
+            os.kill(os.getpid(), {first})
+            time.sleep(30)
+        finally:
+            for number in {then}:
+                os.kill(os.getpid(), number)
+                time.sleep(0.1)
+            print("cleaned up", flush=True)
+finally:
+    os.kill(os.getpid(), {first})
+    time.sleep(0.1)
+    print("at the end", flush=True)
+"""
+
+
+def run_program(root: Path, text: str) -> tuple[int, str, str]:
+    code = f"import sys; sys.path.insert(0, {str(root)!r})\n{text}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("is_finaliser", [True, False])
+def test_a_signal_is_not_lost_where_python_ignores_exceptions(
+    is_finaliser: bool, root: Path
+) -> None:
+    text = IGNORED.format(is_finaliser=is_finaliser, number=int(signal.SIGTERM))
+    assert run_program(root, text) == (128 + signal.SIGTERM, "went on\n", "")
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_later_signals_do_not_break_off_the_cleaning_up(first: signal.Signals, root: Path) -> None:
+    then = [int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)]
+    code, out, error = run_program(root, TWICE.format(first=int(first), then=then))
+    assert out == "cleaned up\nat the end\n"
+    if first == signal.SIGINT:
+        assert error.count("KeyboardInterrupt") == 1
+    else:
+        assert (code, error) == (128 + first, "")
+
+
+def test_other_ignored_exceptions_are_still_told(root: Path) -> None:
+    text = IGNORED.format(is_finaliser=True, number=int(signal.SIGTERM))
+    text = text.replace("os.kill(os.getpid(), 15)", "raise ValueError('told')")
+    code, out, error = run_program(root, text.replace("time.sleep(30)", "pass"))
+    assert (code, out) == (0, "went on\n")
+    assert "ValueError: told" in error
+
+
 def test_an_ignored_signal_stays_ignored_and_handlers_come_back() -> None:
     from draftrt.interrupts import ending_in_order
 
