@@ -79,8 +79,8 @@ def test_a_bench_measures_and_its_costs_drive_the_schedule(bundle: Path, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--max-tokens", 5000), "5000 wanted behind them, expected at most"),
-        (("--prompts", "no/such/file"), "no/such/file: cannot be read as UTF-8 text"),
+        (("--max-tokens", 5000), "8 of 8 prompts do not fit, expected larger caches: 5000 are"),
+        (("--prompts", "no/such/file"), "no/such/file: no such file"),
         (("--schedule", "survival", "--threads", 3), "no costs were measured"),
     ],
     ids=["too long", "no prompts", "not calibrated"],
