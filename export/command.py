@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from draftrt.export.options import MOST_CONTEXT, ExportOptions
+from draftrt.export.options import DEFAULT_CONTEXT, MOST_CONTEXT, ExportOptions
 from draftrt.export.outputs import EXTRA_OUTPUTS
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.places import WeightMode
@@ -39,7 +39,11 @@ from draftrt.spec import Precision
     show_default=True,
     help="fixed: opset 24, caches written in place; compat: opset 20 operators.",
 )
-@click.option("--max-context", type=click.IntRange(4, MOST_CONTEXT), help="Rows of each cache.")
+@click.option(
+    "--max-context",
+    type=click.IntRange(4, MOST_CONTEXT),
+    help=f"Rows of each cache.  [default: the models' positions, at most {DEFAULT_CONTEXT}]",
+)
 @click.option(
     "--outputs",
     multiple=True,

@@ -196,13 +196,7 @@ def refuse_backbones(facts: Facts, body: str, architecture: str) -> None:
 
     stated = facts.raw("model_type")
     model_type = stated if isinstance(stated, str) else ""
-    if (
-        architecture.startswith("DeepseekV4")
-        or model_type in V4_TYPES
-        or (
-            facts.raw("dspark_noise_token_id") is not None and facts.raw("n_mtp_layers") is not None
-        )
-    ):
+    if _is_embedded(facts, architecture, model_type):
         refuse(
             "a DSpark drafter embedded in a DeepSeek-V4 target (mtp.* stages)",
             f"model_type {model_type!r}",
@@ -236,3 +230,14 @@ def refuse_backbones(facts: Facts, body: str, architecture: str) -> None:
         or facts.raw("dflash_config.use_aux_hidden_state") is False
     ):
         refuse("a drafter without target hidden states", "use_aux_hidden_state")
+
+
+def _is_embedded(facts: Facts, architecture: str, model_type: str) -> bool:
+    """Whether a drafter is part of its target."""
+    return (
+        architecture.startswith("DeepseekV4")
+        or model_type in V4_TYPES
+        or (
+            facts.raw("dspark_noise_token_id") is not None and facts.raw("n_mtp_layers") is not None
+        )
+    )

@@ -58,6 +58,19 @@ def write_one_layer(
     _cut_quantised(nodes, weights, rows, tables, source)
     nodes = widen(split_products(nodes, weights), weights)
     used = {name for node in nodes for name in node.input}
+    inputs, outputs = _values(graph, layer)
+    small = onnx.helper.make_graph(
+        nodes, "one layer", inputs, outputs, [weights[name] for name in weights if name in used]
+    )
+    made = onnx.helper.make_model(small, opset_imports=model.opset_import)
+    made.ir_version = model.ir_version
+    onnx.save(made, str(path))
+
+
+def _values(graph: Any, layer: int) -> tuple[list[Any], list[Any]]:
+    """Return the inputs of one layer's graph and its outputs, the layer's result the last."""
+    import onnx
+
     inputs = [value for value in graph.input if _belongs(value.name, layer)]
     outputs = [value for value in graph.output if _belongs(value.name, layer)]
     outputs = [value for value in outputs if value.name != "features"]
@@ -65,19 +78,13 @@ def write_one_layer(
         kind = value.type.tensor_type
         if kind.elem_type == onnx.TensorProto.BFLOAT16:
             kind.elem_type = onnx.TensorProto.FLOAT
-    for value in outputs:
-        value.type.tensor_type.ClearField("shape")
-    state = onnx.helper.make_tensor_value_info(state_name(layer), onnx.TensorProto.FLOAT, None)
-    outputs.append(state)
     for value in inputs:
         if value.name == "noise" or CACHE.match(value.name):
             value.type.tensor_type.shape.dim[2].Clear()
-    small = onnx.helper.make_graph(
-        nodes, "one layer", inputs, outputs, [weights[name] for name in weights if name in used]
-    )
-    made = onnx.helper.make_model(small, opset_imports=model.opset_import)
-    made.ir_version = model.ir_version
-    onnx.save(made, str(path))
+    for value in outputs:
+        value.type.tensor_type.ClearField("shape")
+    state = onnx.helper.make_tensor_value_info(state_name(layer), onnx.TensorProto.FLOAT, None)
+    return inputs, [*outputs, state]
 
 
 def _own_cache(name: str, layer: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -48,21 +49,37 @@ def draft_signature(
             hint="raise --max-context",
         )
     rows = CAPACITY if is_flexible else max_context
-    cache: tuple[int | str, ...] = (1, spec.num_kv_heads, rows, spec.head_dim)
+    cache = (1, spec.num_kv_heads, rows, spec.head_dim)
+    past, present = cache_tensors([cache] * spec.num_layers, precision)
     inputs = _inputs(spec) + (_noise(spec) if is_sampled else [])
     names = output_names(spec, extra_outputs, is_sampled=is_sampled)
     outputs = [_output(spec, name) for name in names]
-    for index in range(2 * spec.num_layers):
-        name, dtype = f"{('key', 'value')[index % 2]}_{index // 2}", precision.dtype
-        past, present = f"past_{name}", f"present_{name}"
-        inputs.append(TensorSpec(name=past, dtype=dtype, shape=cache))
-        outputs.append(TensorSpec(name=present, dtype=dtype, shape=cache, alias=past))
     ranges = {
         NEW_ROWS: DimRange(min=1, opt=min(spec.num_draft_tokens + 1, longest), max=longest),
     }
     if is_flexible:
         ranges[CAPACITY] = DimRange(min=spec.block_size + 2, opt=max_context, max=max_context)
-    return Signature(inputs=tuple(inputs), outputs=tuple(outputs), dimensions=ranges)
+    return Signature(inputs=(*inputs, *past), outputs=(*outputs, *present), dimensions=ranges)
+
+
+def cache_tensors(
+    shapes: Sequence[tuple[int | str, ...]], precision: Precision
+) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Return the caches of a graph as its inputs and, in the same buffers, as its outputs.
+
+    Args:
+        shapes: [1, G, L, D] of each layer's keys, which is that of its values too.
+        precision: their element type.
+    """
+    past, present = [], []
+    for index, shape in enumerate(shapes):
+        for part in ("key", "value"):
+            name, dtype = f"past_{part}_{index}", precision.dtype
+            past.append(TensorSpec(name=name, dtype=dtype, shape=shape))
+            present.append(
+                TensorSpec(name=f"present_{part}_{index}", dtype=dtype, shape=shape, alias=name)
+            )
+    return past, present
 
 
 def _inputs(spec: DrafterSpec) -> list[TensorSpec]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftrt.export.signature import CAPACITY, LARGEST_BLOCK
+from draftrt.export.signature import CAPACITY, LARGEST_BLOCK, cache_tensors
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import DecoderSpec, Precision
 
@@ -49,14 +49,8 @@ def target_signature(
         outputs.append(
             TensorSpec(name="features", dtype="float32", shape=(1, ROWS, width), about=about)
         )
-    for index in range(spec.num_layers):
-        groups, dim = spec.cache_shape(index)
-        cache = (1, groups, length, dim)
-        for part in ("key", "value"):
-            past = f"past_{part}_{index}"
-            inputs.append(TensorSpec(name=past, dtype=precision.dtype, shape=cache))
-            present = f"present_{part}_{index}"
-            outputs.append(TensorSpec(name=present, dtype=precision.dtype, shape=cache, alias=past))
+    layers = map(spec.cache_shape, range(spec.num_layers))
+    past, present = cache_tensors([(1, groups, length, dim) for groups, dim in layers], precision)
     longest, most = min(MAX_ROWS, max_context), min(LARGEST_BLOCK, max_context)
     ranges = {
         ROWS: DimRange(min=1, opt=min(8, longest), max=longest),
@@ -64,4 +58,4 @@ def target_signature(
     }
     if is_flexible:
         ranges[CAPACITY] = DimRange(min=1, opt=max_context, max=max_context)
-    return Signature(inputs=tuple(inputs), outputs=tuple(outputs), dimensions=ranges)
+    return Signature(inputs=(*inputs, *past), outputs=(*outputs, *present), dimensions=ranges)

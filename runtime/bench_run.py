@@ -78,22 +78,10 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
     bundle = Bundle.open(settings.bundle)
     spec = bundle.drafter()
     texts = read_prompts(settings.prompts, settings.num_prompts)
-    if settings.rivals:
-        check_rivals(bundle, settings.target, settings.draft)
-    if settings.calibrate and not os.access(bundle.path, os.W_OK):
-        raise BundleError(f"{bundle.path}: cannot be written, for --calibrate", hint=ELSEWHERE)
+    _check_places(bundle, settings)
     before = this_machine()
-    with load(
-        settings.bundle,
-        target=settings.target,
-        target_port=settings.target_port,
-        backend=settings.backend,
-        device=settings.device,
-        threads=settings.threads,
-    ) as pair:
-        prompts = [pair.encode(text) for text in texts]
-        if (problem := room_problem(pair.decoder, texts, prompts, settings.max_tokens)) is not None:
-            raise problem
+    with _loaded(settings) as pair:
+        prompts = _encoded(pair, texts, settings.max_tokens)
         costs = measure_costs(pair, report)
         if settings.calibrate:
             write_costs(settings.bundle, pair.runs_as, costs[0])
@@ -103,9 +91,8 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
         for one in own:
             one.decode(prompts[0], settings.max_tokens)
         peak, (rivals, notes) = peak_memory_bytes(), _rivals(bundle, settings)
-        systems: list[System] = [*own, *rivals]
         summaries = compare(
-            systems,
+            [*own, *rivals],
             prompts,
             max_tokens=settings.max_tokens,
             repeats=settings.repeats,
@@ -127,6 +114,32 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
             cache_bytes_per_token=_cache_bytes(pair),
             notes=notes,
         )
+
+
+def _check_places(bundle: Bundle, settings: Settings) -> None:
+    """Refuse what would fail once everything is timed."""
+    if settings.rivals:
+        check_rivals(bundle, settings.target, settings.draft)
+    if settings.calibrate and not os.access(bundle.path, os.W_OK):
+        raise BundleError(f"{bundle.path}: cannot be written, for --calibrate", hint=ELSEWHERE)
+
+
+def _loaded(settings: Settings) -> Pair:
+    return load(
+        settings.bundle,
+        target=settings.target,
+        target_port=settings.target_port,
+        backend=settings.backend,
+        device=settings.device,
+        threads=settings.threads,
+    )
+
+
+def _encoded(pair: Pair, texts: list[str], max_tokens: int) -> list[tuple[int, ...]]:
+    prompts = [pair.encode(text) for text in texts]
+    if (problem := room_problem(pair.decoder, texts, prompts, max_tokens)) is not None:
+        raise problem
+    return prompts
 
 
 def _rivals(bundle: Bundle, settings: Settings) -> tuple[list[System], list[str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from draftrt.bundle import Bundle
 from draftrt.runtime.load import find_target, load
+from draftrt.runtime.pair import Pair
 from draftrt.runtime.prompts import read_prompts
 from draftrt.validate.doctor_forms import FormResult, compare_forms, encode_forms
 from draftrt.validate.doctor_fresh import fresh_suspects
@@ -156,25 +157,7 @@ def examine(
         fresh = read_fresh(bundle, options.draft, options.target)
     folder = None if "target" in bundle.manifest.graphs else options.target
     with load(bundle.path, target=folder) as pair:
-        encoded = encode_forms(
-            pair,
-            lines,
-            options.max_tokens,
-            is_chat=options.is_chat,
-            with_others=options.with_forms,
-        )
-        own_form, *others = encoded
-        texts = decode_texts(pair, encoded[own_form], options.max_tokens, report)
-        forms = []
-        if others:
-            report("other forms of the prompts ...")
-            forms = compare_forms(
-                pair,
-                {form: encoded[form] for form in others},
-                [[count + 1 for count in text.accepted] for text in texts],
-                max_tokens=options.max_tokens,
-                false_alarms=FALSE_ALARMS,
-            )
+        texts, forms = _decoded(pair, lines, options, report)
     texts = whole_rounds(texts, spec.block_size)
     taps = fresh.spec.target_layer_ids if fresh is not None else ()
     layers = layers_needed(spec, bundle.manifest.target.num_layers, taps)
@@ -191,6 +174,32 @@ def examine(
     suspects += suspects_of(spec, setting)
     report(f"replaying {len(suspects)} changes over {sum(map(len, base))} rounds ...")
     return _examined(bundle, case, try_suspects(case, suspects), forms, fresh, options)
+
+
+def _decoded(
+    pair: Pair, prompts: Sequence[str], options: DoctorOptions, report: Callable[[str], None]
+) -> tuple[list[Text], list[FormResult]]:
+    """Decode prompts in the form in use, and see whether another form does better."""
+    encoded = encode_forms(
+        pair,
+        prompts,
+        options.max_tokens,
+        is_chat=options.is_chat,
+        with_others=options.with_forms,
+    )
+    used, *others = encoded
+    texts = decode_texts(pair, encoded[used], options.max_tokens, report)
+    if not others:
+        return texts, []
+    report("other forms of the prompts ...")
+    forms = compare_forms(
+        pair,
+        {form: encoded[form] for form in others},
+        [[count + 1 for count in text.accepted] for text in texts],
+        max_tokens=options.max_tokens,
+        false_alarms=FALSE_ALARMS,
+    )
+    return texts, forms
 
 
 def _examined(

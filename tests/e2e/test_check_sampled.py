@@ -88,12 +88,7 @@ def test_every_kind_of_layer_is_computed_in_every_round(folder: Path) -> None:
         f"layer {first} stands for 1 more, the same over weights of their own" for first in (0, 1)
     ]
     computed = [line.split(", ") for line in lines[3:]]
-    wanted = [
-        (0, "0 + 1"),
-        (2, "42 + 2"),
-        (1, "0 + 1"),
-        (3, "42 + 2"),
-    ]
+    wanted = [(0, "0 + 1"), (2, "42 + 2"), (1, "0 + 1"), (3, "42 + 2")]
     assert [(words[0], words[2].split(":")[0]) for words in computed] == [
         (f"layer {layer} of {LAYERS}", f"context {sizes} rows") for layer, sizes in wanted
     ]
