@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from draftrt.bundle import sha256_of
-from draftrt.errors import ExportError
+from draftrt.errors import DraftrtError, ExportError
 from draftrt.export.data_file import DataFile, mapped
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.links import Links
 from draftrt.export.places import Place, Progress, QuantizedWeight, WeightMode
 from draftrt.export.quantized_graph import QuantizedUse
 from draftrt.export.quantized_sizes import is_quantised, quantised_bytes
+from draftrt.export.sources import Sources
 from draftrt.export.weight_slices import converted, is_linkable, num_bytes
 from draftrt.manifest import FileEntry
 from draftrt.quantization import Quantization
@@ -51,6 +52,7 @@ class WeightFiles:
     Attributes:
         progress: of the copying.
         links: checkpoint files that the bundle points to.
+        sources: checkpoint files that weights are read from.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class WeightFiles:
         """Prepare; without a pool everything is planned and nothing written."""
         self.progress = Progress()
         self.links = Links(folder)
+        self.sources = Sources()
         self._folder = folder
         self._mode = mode
         self._pool = pool
@@ -83,6 +86,8 @@ class WeightFiles:
                 they go into the graph; nor do those of a quantised part.
             quantization: parts whose weights are quantised, once the graph is there.
         """
+        for file in {tensor.source.file for tensor in tensors.values()} - {None}:
+            self.sources.add(file)
         plan = _DataFile(self._folder / data)
         places = {
             name: self._place(plan, tensor)
@@ -261,11 +266,18 @@ def weight_files(
         folder: the bundle's.
         mode: whether weights are copied or linked.
         on_tick: called a few times a second while something waits for the copying.
+
+    Raises:
+        CheckpointError: a file that weights are read from was changed meanwhile, whatever came of
+            that.
     """
     with ThreadPoolExecutor(2, thread_name_prefix="weights") as pool:  # one copies, one hashes
         files = WeightFiles(folder, mode, pool, on_tick)
         try:
             yield files
-        except BaseException:
+            files.sources.check()
+        except BaseException as error:
             files.stop()
+            if isinstance(error, (OSError, ValueError, DraftrtError)):
+                files.sources.check()
             raise
