@@ -140,16 +140,9 @@ class Bundle:
         Raises:
             BundleError: lists every file whose content changed.
         """
-        changed = [
-            name
-            for name, entry in self.manifest.files.items()
-            if sha256_of(self.path / name) != entry.sha256
-        ]
-        changed += [
-            name
-            for name, link in self.manifest.links.items()
-            if link.sha256 and sha256_of(self.path / name) != link.sha256
-        ]
+        known = {name: entry.sha256 for name, entry in self.manifest.files.items()}
+        known |= {name: link.sha256 for name, link in self.manifest.links.items() if link.sha256}
+        changed = [name for name, sha in known.items() if sha256_of(self.path / name) != sha]
         if changed:
             raise BundleError(
                 f"{self.path}: content changed since it was written: {changed}",
@@ -198,17 +191,7 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
         BundleError: ``path`` exists and ``force`` is not given, or is no bundle; there is no room.
     """
     final = Path(path)
-    if final.exists():
-        if not force:
-            hint = ", or pass --force" if _is_replaceable(final) else ""
-            raise BundleError(f"{final} exists", hint=f"choose another -o folder{hint}")
-        if not _is_replaceable(final):
-            raise BundleError(
-                f"{final} exists and is no bundle; --force replaces only bundles",
-                hint="choose another -o folder, or remove this one yourself",
-            )
-        if not os.access(final, os.W_OK | os.X_OK):
-            raise BundleError(f"{final}: not to be written to", hint="choose another -o folder")
+    _check_free(final, force=force)
     missing = [folder for folder in final.parents if not folder.exists()]
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -219,6 +202,7 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
         scratch.chmod(0o755)
         yield scratch
         sync_tree(scratch, but={LINKED})
+        _check_free(final, force=force)  # another command may have written it meanwhile
         _put(scratch, final)
     except BaseException as error:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -231,6 +215,20 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
                 hint="make room, or write elsewhere",
             ) from error
         raise
+
+
+def _check_free(final: Path, *, force: bool) -> None:
+    if not final.exists():
+        return
+    other = "choose another -o folder"
+    if not force:
+        hint = f"{other}, or pass --force" if _is_replaceable(final) else other
+        raise BundleError(f"{final} exists", hint=hint)
+    if not _is_replaceable(final):
+        what = f"{final} exists and is no bundle; --force replaces only bundles"
+        raise BundleError(what, hint=f"{other}, or remove this one yourself")
+    if not os.access(final, os.W_OK | os.X_OK):
+        raise BundleError(f"{final}: not to be written to", hint=other)
 
 
 def _is_replaceable(path: Path) -> bool:

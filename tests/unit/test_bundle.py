@@ -127,6 +127,31 @@ def test_a_bundle_is_replaced_and_nothing_of_it_stays(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
+def write_meanwhile(place: Path, name: str, *, force: bool) -> None:
+    with new_bundle(place, force=force):
+        place.mkdir()
+        (place / name).write_text("another's", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "force", "told", "hint"),
+    [
+        (MANIFEST, False, "exists", "choose another -o folder, or pass --force"),
+        ("mine", False, "exists", "choose another -o folder"),
+        ("mine", True, "exists and is no bundle", "remove this one yourself"),
+    ],
+)
+def test_what_came_to_the_place_meanwhile_is_not_replaced(
+    name: str, force: bool, told: str, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BundleError, match=told) as refusal:
+        write_meanwhile(tmp_path / "bundle", name, force=force)
+    assert refusal.value.hint.endswith(hint)
+    assert refusal.value.exit_code == 1
+    assert (tmp_path / "bundle" / name).read_text(encoding="utf-8") == "another's"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
 def test_a_bundle_that_cannot_be_replaced_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
