@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
+from draftrt.durable import sync
 from draftrt.errors import BackendError
 from draftrt.validate.published import write_system
 
@@ -112,16 +113,11 @@ def copy_seconds(file: Path) -> float:
     started = perf_counter()
     try:
         shutil.copyfile(file, place)
-        sync(place)
+        with place.open("rb") as stream:
+            sync(stream)
         return perf_counter() - started
     finally:
         place.unlink(missing_ok=True)
-
-
-def sync(file: Path) -> None:
-    """Wait until the disk has a file."""
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
 
 
 def limit(name: str, found: float, most: float, unit: str) -> tuple[str, bool]:
