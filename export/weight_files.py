@@ -86,8 +86,9 @@ class WeightFiles:
                 they go into the graph; nor do those of a quantised part.
             quantization: parts whose weights are quantised, once the graph is there.
         """
-        for file in {tensor.source.file for tensor in tensors.values()} - {None}:
-            self.sources.add(file)
+        for tensor in tensors.values():
+            if tensor.source.file is not None:
+                self.sources.add(tensor.source.file)
         plan = _DataFile(self._folder / data)
         places = {
             name: self._place(plan, tensor)
