@@ -13,7 +13,7 @@ import click
 from draftrt.codec import to_json
 from draftrt.engines.build import BuildResult, build_plan
 from draftrt.engines.capabilities import FACTS, Backend
-from draftrt.engines.devices import find_device
+from draftrt.engines.devices import Device, find_device
 from draftrt.engines.memory import check_fits
 from draftrt.engines.options import BuildOptions
 from draftrt.errors import SpecError
@@ -143,18 +143,9 @@ def build(
     """
     device = None if device_name is None else find_device(device_name)
     asked_by = "" if device is None or sms else device.name
-    if device is not None and not FACTS[Backend(backend)].needs_gpu:
-        sms = sms or (device.sm,)
-        if device.sm not in sms:
-            raise click.UsageError(
-                f"--device {device.name} has SM{device.sm}: got --sm {','.join(map(str, sms))}, "
-                f"expected {device.sm} among them; without --sm it is the device's own"
-            )
-    if sms is None and not FACTS[Backend(backend)].needs_gpu:
-        raise click.UsageError(f"--sm is missing: the SMs to build for ({_VALID_SMS})")
     options = BuildOptions(
         backend=Backend(backend),
-        sms=sms or (),
+        sms=_chosen_sms(Backend(backend), sms, device),
         graph=graph,
         dimensions=dimensions,
         device=asked_by,
@@ -180,6 +171,24 @@ def build(
     if as_json:
         records = [as_record(result) for result in results]
         click.echo(json.dumps(records if per_sm else records[0], indent=1))
+
+
+def _chosen_sms(
+    backend: Backend, sms: tuple[int, ...] | None, device: Device | None
+) -> tuple[int, ...]:
+    """Return the SMs to build for; nothing where the backend takes that of this machine's GPU."""
+    if FACTS[backend].needs_gpu:
+        return sms or ()
+    if sms is None:
+        if device is None:
+            raise click.UsageError(f"--sm is missing: the SMs to build for ({_VALID_SMS})")
+        return (device.sm,)
+    if device is not None and device.sm not in sms:
+        raise click.UsageError(
+            f"--device {device.name} has SM{device.sm}: got --sm {','.join(map(str, sms))}, "
+            f"expected {device.sm} among them; without --sm it is the device's own"
+        )
+    return sms
 
 
 def _show_elapsed(seconds: float) -> None:

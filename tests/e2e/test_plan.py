@@ -112,7 +112,7 @@ def test_a_large_models_export_is_predicted_to_hold_one_layer(
     held += rows * hidden * (1 if scheme else 2) + (rows * 2 if scheme else 0)
     caches = 2 * config["num_key_value_heads"] * 512 * config["head_dim"] * 4
     rest = found["export_peak_bytes"] - EXPORT_BYTES - held - widest - 3 * caches
-    assert rest < COPY_BYTES
+    assert 0 <= rest < COPY_BYTES
     if scheme is None:  # all of it is copied, each tensor to a page of its own
         assert 0 <= rest - found["graphs"]["draft"]["weights"] < 25 * 4096
 
