@@ -91,8 +91,8 @@ def main() -> None:
     """Run the command line.
 
     PyTorch and transformers make a million objects that last. As the collector comes by default it
-    takes a fifth of their import, and as long again as several exports when the process ends
-    (docs/log.md has the figures): here it comes seldom, and at the end not at all.
+    takes a quarter of the time of loading them and of ending the process (docs/log.md has the
+    figures): here it comes seldom, and at the end not at all.
     """
     gc.set_threshold(100_000, 20, 100)
     try:

@@ -121,7 +121,7 @@ def compare_samples(
             lines, got = written(), []
             for sample, fed in zip(todo, feeds, strict=True):
                 about = {"num_layers": num_layers, "rows": sample.block, "tables": tables}
-                with one_layer_file(path, layer=sample.layer, **about) as small:
+                with _one_layer_file(path, layer=sample.layer, **about) as small:
                     got.append(both.run(sample, open_session(small), fed))
             for sample, wanted, found in zip(todo, want, got, strict=True):
                 lines.append(both.compare(sample, wanted.result(), found))
@@ -142,7 +142,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def one_layer_file(source: Path, **about: Any) -> Iterator[Path]:
+def _one_layer_file(source: Path, **about: Any) -> Iterator[Path]:
     """Give the graph of one layer beside the graph it is made from, and remove it."""
     path = source.with_name(f".{source.stem}.one-layer.onnx")
     try:

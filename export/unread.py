@@ -67,10 +67,10 @@ class Unread:
 
         if len(tensor.shape) != 2:
             return read(0, stop - start)
-        return Matrix.over(read, (stop - start, tensor.shape[1]), computed_dtype(tensor))
+        return Matrix.over(read, (stop - start, tensor.shape[1]), _computed_dtype(tensor))
 
 
-def computed_dtype(tensor: GraphTensor) -> torch.dtype:
+def _computed_dtype(tensor: GraphTensor) -> torch.dtype:
     """Return the element type a check computes with; bfloat16 is computed with in float32."""
     return torch.float32 if tensor.dtype == "bfloat16" else tensor.torch_dtype
 
@@ -80,7 +80,7 @@ def _computed(source: TensorRef, tensor: GraphTensor) -> Tensor:
     content = source.read()
     if not isinstance(tensor.source, QuantizedRef):
         content = content.to(tensor.torch_dtype)
-    return content.to(computed_dtype(tensor))
+    return content.to(_computed_dtype(tensor))
 
 
 class Matrix(Tensor):

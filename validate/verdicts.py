@@ -46,11 +46,6 @@ class Measure:
     def __bool__(self) -> bool:
         return self.seen >= self.limit if self.is_least else self.seen <= self.limit
 
-    @property
-    def is_judged(self) -> bool:
-        """Whether the limit can fail at all; a figure without one is only told."""
-        return abs(self.limit) != float("inf")
-
     def to_json(self) -> dict[str, Any]:
         """Return the measure as JSON data; what is no number becomes a text."""
         seen, limit = (x if np.isfinite(x) else str(x) for x in (self.seen, self.limit))
