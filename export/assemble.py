@@ -12,13 +12,6 @@ from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.profile import Profile
 from draftrt.spec import DrafterSpec, Precision
 
-TORCH = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-}
-
 
 def reference_module(
     spec: DrafterSpec,
@@ -37,4 +30,5 @@ def reference_module(
 def empty_caches(spec: DrafterSpec, precision: Precision, max_context: int) -> list[Tensor]:
     """Return zeroed caches, keys and values of each layer in turn, [1, G, L, D]."""
     shape = (1, spec.num_kv_heads, max_context, spec.head_dim)
-    return [torch.zeros(shape, dtype=TORCH[precision.dtype]) for _ in range(2 * spec.num_layers)]
+    kind: torch.dtype = getattr(torch, precision.dtype)
+    return [torch.zeros(shape, dtype=kind) for _ in range(2 * spec.num_layers)]

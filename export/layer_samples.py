@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftrt.export.assemble import TORCH
 from draftrt.export.check import open_session
 from draftrt.export.check_extent import Rows, row_blocks
 from draftrt.export.one_layer import write_one_layer
@@ -78,7 +77,7 @@ def random_caches(
     shapes: Sequence[tuple[int, ...]], precision: Precision
 ) -> list[NDArray[np.generic]]:
     """Return keys and values of a layer, normally distributed around zero."""
-    generator, kind = torch.Generator().manual_seed(7), TORCH[precision.dtype]
+    generator, kind = torch.Generator().manual_seed(7), getattr(torch, precision.dtype)
     return [
         torch.empty(shape).normal_(std=0.5, generator=generator).to(kind).numpy()
         for shape in shapes
