@@ -210,7 +210,10 @@ def _run_session(session: Any, feeds: list[Any]) -> list[Any]:
 def _largest_gap(
     where: str, names: list[str], want: list[Any], got: list[Any], used: int, precision: Precision
 ) -> float:
-    """Return the largest difference, relative to each output's largest value, or refuse it."""
+    """Return the largest difference, relative to each output's largest value, or refuse it.
+
+    Tokens are compared with the graph's own logits: PyTorch's may be tied.
+    """
     worst = 0.0
     for name, a, b in zip(names, want, got, strict=True):
         if name == "next_ids":
@@ -224,7 +227,23 @@ def _largest_gap(
                 hint="the exported graph is wrong: a defect of draftrt, please report it",
             )
         worst = max(worst, gap)
+    found = dict(zip(names, got, strict=True))
+    _check_choice(where, found["next_ids"], found["logits"])
     return worst
+
+
+def _check_choice(where: str, ids: Any, logits: Any) -> None:
+    """Every id [1, S] has the largest of its logits [1, S, V], or the graph is refused."""
+    inside = np.clip(ids, 0, logits.shape[-1] - 1)
+    chosen = np.take_along_axis(logits, inside[..., None], axis=-1)[..., 0]
+    wrong = np.argwhere((inside != ids) | (chosen != logits.max(axis=-1)))
+    if len(wrong):
+        place = tuple(wrong[0])
+        raise ExportError(
+            f"{where}: next_ids[{place[1]}] is {ids[place]}, expected {logits[place].argmax()}, "
+            "which has the largest of its logits",
+            hint="the exported graph is wrong: a defect of draftrt, please report it",
+        )
 
 
 def _rows_in_use(array: Any, rows: int) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -271,10 +272,19 @@ def target_layer(graph: Any) -> None:
     node.input[1] = "model.layers.4.mlp.gate_proj.weight"
 
 
+def late_choice(graph: Any) -> None:
+    """Let the target answer with the token behind the most probable one."""
+    node = next(node for node in graph.node if "next_ids" in node.output)
+    node.output[list(node.output).index("next_ids")] = "chosen"
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(1, np.int64), "one"))
+    graph.node.append(onnx.helper.make_node("Add", ["chosen", "one"], ["next_ids"], name="late"))
+
+
 def test_a_target_is_checked_by_samples_and_its_features_by_their_places(folder: Path) -> None:
-    from draftrt.export.check_target import check_target_sampled
+    from draftrt.export.check_target import check_target, check_target_sampled
     from draftrt.export.decoder_config import read_decoder
     from draftrt.export.graph_tensors import GraphTensor, target_tensors
+    from draftrt.export.profile import Profile
     from draftrt.export.target import read_target
 
     path = folder / "bundle" / "target.onnx"
@@ -286,20 +296,27 @@ def test_a_target_is_checked_by_samples_and_its_features_by_their_places(folder:
     def check(file: Path, tensors: Mapping[str, GraphTensor] = tensors) -> list[str]:
         return check_target_sampled(file, spec, tensors, taps, entry.precision, CONTEXT)
 
+    def check_whole(file: Path) -> list[str]:
+        line = check_target(file, spec, tensors, taps, entry.precision, Profile.FIXED, CONTEXT)
+        return [line]
+
     lines = check(path)
     assert f"features are the results of layers {list(taps)}" in lines[1]
     assert lines[2].startswith("layer 0 stands for 5 more")
     assert [line.split()[1] for line in lines[3:]] == ["0", "5"]
-    for change, says in (
-        (features, "features are made of"),
-        (target_layer, "layer 4 is not layer 0 over weights of its own: Mul layers.4."),
+    choice = r"at context 0 with \d tokens: next_ids\[\d\] is \d+, expected \d+, which has the"
+    for checked, change, says in (
+        (check, features, "features are made of"),
+        (check, target_layer, "layer 4 is not layer 0 over weights of its own: Mul layers.4."),
+        (check, late_choice, choice),
+        (check_whole, late_choice, choice),
     ):
         model = onnx.load(str(path), load_external_data=False)
         change(model.graph)
         wrong = path.with_name("wrong.onnx")
         onnx.save(model, str(wrong))
         with pytest.raises(ExportError, match=says):
-            check(wrong)
+            checked(wrong)
         wrong.unlink()
     other = {**tensors, "model.norm.weight": tensors["model.layers.0.input_layernorm.weight"]}
     with pytest.raises(ExportError, match=r"model\.norm\.weight: has other content"):
