@@ -21,6 +21,7 @@ from types import MappingProxyType
 from draftrt.codec import to_json
 from draftrt.durable import sync, sync_folder, sync_tree
 from draftrt.errors import BundleError
+from draftrt.interrupts import whole
 from draftrt.linked import FOLDER as LINKED
 from draftrt.linked import link_problem
 from draftrt.manifest import FileEntry, GraphEntry, LinkEntry, Manifest, PlanEntry
@@ -236,6 +237,7 @@ def _is_replaceable(path: Path) -> bool:
     return path.is_dir() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
 
 
+@whole
 def _put(scratch: Path, final: Path) -> None:
     """Give a finished folder its name; one of that name goes only when the new one is there."""
     if not final.exists():

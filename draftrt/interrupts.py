@@ -2,26 +2,37 @@
 
 An import that is broken off leaves its package half made. The next thread that imports it crashes
 the process, as PyTorch does, or waits for ever for a lock that nobody holds; either way scratch
-folders stay behind. A second signal would break off what the first one lets clean up.
+folders stay behind. A bundle that takes another's place and a folder that is being removed are not
+broken off either, and a second signal breaks nothing off that the first one lets clean up.
 """
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING
+from types import FrameType, FunctionType
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
+P = ParamSpec("P")
+T = TypeVar("T")
 IMPORT_FILES = "<frozen importlib._bootstrap"  # what the frames of an import are said to lie in
 RETRY_S = 0.02
 ENDING = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
+_WHOLE = {cast(FunctionType, shutil.rmtree).__code__}  # what no signal breaks off
+
+
+def whole(function: Callable[P, T]) -> Callable[P, T]:
+    """Let signals wait until a function is done; for short ones that leave a half behind."""
+    _WHOLE.add(function.__code__)
+    return function
 
 
 @contextmanager
@@ -45,7 +56,7 @@ def ending_in_order() -> Iterator[None]:
             end = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
         if is_raised:
             return
-        if is_importing(frame):
+        if must_wait(frame):
             signal.setitimer(signal.ITIMER_REAL, RETRY_S)
         else:
             is_raised = True
@@ -76,10 +87,10 @@ def ending_in_order() -> Iterator[None]:
                 signal.signal(one, handler)
 
 
-def is_importing(frame: FrameType | None) -> bool:
-    """Whether a frame, or one that called it, belongs to an import that is not done."""
+def must_wait(frame: FrameType | None) -> bool:
+    """Whether a frame, or one that called it, is an import that is not done, or to be whole."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(IMPORT_FILES):
+        if frame.f_code.co_filename.startswith(IMPORT_FILES) or frame.f_code in _WHOLE:
             return True
         frame = frame.f_back
     return False

@@ -124,6 +124,43 @@ def test_later_signals_do_not_break_off_the_cleaning_up(first: signal.Signals, r
         assert (code, error) == (128 + first, "")
 
 
+# A signal comes with each file that is renamed or removed.
+WHOLE = """
+import os, sys, time
+from pathlib import Path
+from draftrt.bundle import MANIFEST, new_bundle
+from draftrt.interrupts import ending_in_order
+place = Path(sys.argv[1])
+(place / MANIFEST).write_text("old")
+(place / "other").write_text("old")
+def after(function):
+    def called(*args, **named):
+        result = function(*args, **named)
+        os.kill(os.getpid(), {number})
+        time.sleep(0.02)
+        return result
+    return called
+with ending_in_order():
+    with new_bundle(place, force=True) as folder:
+        (folder / MANIFEST).write_text("new")
+        (folder / "other").write_text("new")
+        {call} = after({call})
+    time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize("call", ["Path.replace", "os.unlink", "os.rmdir"])
+def test_a_bundle_is_replaced_whole(call: str, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    text = WHOLE.format(number=int(signal.SIGTERM), call=call)
+    text = text.replace("sys.argv[1]", repr(str(tmp_path / "bundle")))
+    code, _, error = run_program(root, text)
+    assert (code, error) == (128 + signal.SIGTERM, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    found = {path.name: path.read_text() for path in (tmp_path / "bundle").iterdir()}
+    assert found == {"manifest.json": "new", "other": "new"}
+
+
 def test_other_ignored_exceptions_are_still_told(root: Path) -> None:
     text = IGNORED.format(is_finaliser=True, number=int(signal.SIGTERM))
     text = text.replace("os.kill(os.getpid(), 15)", "raise ValueError('told')")
