@@ -27,6 +27,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := export,hf,ort,rtx,validate
 
+# What Python compiles is kept, whatever the caller's settings, and within the environment.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/compiled
+
 # $(call quote,TEXT): one shell word, whatever spaces or quotes TEXT holds.
 quote = '$(subst ','\'',$(1))'
 # $(call option,--name,VALUE): the option and its value, or nothing when VALUE is empty.
