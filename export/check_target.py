@@ -131,7 +131,7 @@ class _BothSides:
     tensors: Mapping[str, GraphTensor]
     precision: Precision
     max_context: int
-    caches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    caches: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @property
@@ -143,13 +143,12 @@ class _BothSides:
         """Return the inputs of a round, of the caches the rows in use."""
         groups, dim = self.spec.cache_shape(sample.layer)
         shape = (1, groups, self.max_context, dim)
-        caches = self.caches.setdefault(
-            (groups, dim), random_caches([shape, shape], self.precision)
-        )
+        if shape not in self.caches:
+            self.caches[shape] = random_caches([shape, shape], self.precision)
         size = (1, sample.count)
         ids = self.rng.integers(0, self.spec.vocab_size, size=size, dtype=np.int64)
         start, rows = np.array([sample.length], dtype=np.int64), _logit_rows(sample.count)
-        return [ids, start, rows, *rows_for(caches, sample.length + sample.count)]
+        return [ids, start, rows, *rows_for(self.caches[shape], sample.length + sample.count)]
 
     def want(self, sample: Sample, feeds: list[Any]) -> list[Any]:
         """Return what the module makes of them, of the caches the rows in use."""
