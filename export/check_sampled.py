@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from draftrt.export.check import (
 )
 from draftrt.export.check_extent import TABLES, Rows
 from draftrt.export.check_ids import CHOSEN_FROM, TOLERANCE
-from draftrt.export.check_weights import check_weights
 from draftrt.export.drafter import Drafter, SampledDrafter
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layer_samples import Sample, compare_samples, random_caches, rows_for, samples
@@ -77,15 +77,9 @@ def check_draft_sampled(
         walk_to_compare(signature, computed),
         random_caches([shape, shape], computed),
     )
-
-    def check_unread() -> list[str]:
-        lines = check_same_layers(path, spec.layers)
-        written()
-        line = f"rows of all {check_weights(path, tensors)} weights are the checkpoint's"
-        return [line, *lines]
-
+    check_nodes = partial(check_same_layers, path, spec.layers)
     todo = both.samples(max_context)
-    return compare_samples(path, todo, spec.num_layers, TABLES, both, check_unread)
+    return compare_samples(path, tensors, todo, spec.num_layers, TABLES, both, check_nodes, written)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from draftrt.export.check import open_session
 from draftrt.export.check_extent import Rows, row_blocks
+from draftrt.export.check_weights import check_weights
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.one_layer import write_one_layer
 from draftrt.spec import Precision
 
@@ -91,25 +93,28 @@ def rows_for(caches: Sequence[NDArray[Any]], used: int) -> list[NDArray[Any]]:
 
 def compare_samples(
     path: Path,
+    tensors: Mapping[str, GraphTensor],
     todo: Sequence[Sample],
     num_layers: int,
     tables: Collection[str],
     both: BothSides,
-    written: Callable[[], list[str]],
+    check_nodes: Callable[[], list[str]],
+    written: Callable[[], object],
 ) -> list[str]:
     """Compute the samples on both sides at once, PyTorch's while weights are still written.
 
     Args:
         path: ONNX file of all layers.
+        tensors: its weights.
         todo: what is computed.
         num_layers: layers of the file.
         tables: weights over the vocabulary.
         both: computes and compares.
-        written: waits until all weights of the file are written, checks them without computing, and
-            returns lines about it.
+        check_nodes: checks the file without its weights; returns lines about it.
+        written: waits until all weights of the file are written, and checks the file.
 
     Returns:
-        Those lines and one for each sample.
+        One line for all weights, those lines, and one for each sample.
     """
     with _one_thread(), ThreadPoolExecutor(1, thread_name_prefix="check") as pool:
         feeds = [both.feed(sample) for sample in todo]
@@ -117,7 +122,10 @@ def compare_samples(
         try:
             import onnxruntime  # noqa: F401  (it loads while weights are still written)
 
-            lines, got = written(), []
+            about_nodes = check_nodes()
+            written()
+            count, got = check_weights(path, tensors), []
+            lines = [f"rows of all {count} weights are the checkpoint's", *about_nodes]
             for sample, fed in zip(todo, feeds, strict=True):
                 about = {"num_layers": num_layers, "rows": sample.block, "tables": tables}
                 with _one_layer_file(path, layer=sample.layer, **about) as small:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from draftrt.export.graph_tensors import draft_tensors, target_tensors
+from draftrt.export.graph_tensors import GraphTensor, draft_tensors, target_tensors
 from draftrt.export.load import LoadedDrafter
 from draftrt.export.options import ExportOptions
 from draftrt.export.quantized_graph import check_quantization
@@ -24,9 +25,7 @@ def place_draft(
         UnsupportedError: a part cannot be quantised as asked.
     """
     tensors = draft_tensors(loaded.spec, loaded.tensors, options.precision, context)
-    quantization = options.quantization.get(DRAFT, {})
-    check_quantization(tensors, quantization, options.profile.opset)
-    return files.place(f"{DRAFT_FILE}.data", tensors, quantization)
+    return _place(DRAFT, DRAFT_FILE, tensors, options, files)
 
 
 def place_target(
@@ -39,6 +38,16 @@ def place_target(
         UnsupportedError: a part cannot be quantised as asked.
     """
     tensors = target_tensors(spec, checkpoint, options.precision, context)
-    quantization = options.quantization.get(TARGET, {})
+    return _place(TARGET, TARGET_FILE, tensors, options, files)
+
+
+def _place(
+    graph: str,
+    file: str,
+    tensors: Mapping[str, GraphTensor],
+    options: ExportOptions,
+    files: WeightFiles,
+) -> PlacedWeights:
+    quantization = options.quantization.get(graph, {})
     check_quantization(tensors, quantization, options.profile.opset)
-    return files.place(f"{TARGET_FILE}.data", tensors, quantization)
+    return files.place(f"{file}.data", tensors, quantization)
