@@ -61,7 +61,10 @@ def read_rope(
         facts.error(f"{where}: rope_type 'dynamic' needs more than 2 rotary dimensions")
     unknown = sorted(set(table) - KNOWN)
     if unknown:
-        facts.error(f"{where}: unknown keys {unknown}", "remove them if they have no effect")
+        facts.error(
+            f"{where}: unknown keys {unknown}",
+            "each would change the angles; nothing here reads it, so use the publisher's own runtime",
+        )
     layout, layout_source = _layout(facts)
     facts.say("rope", f"{where}; layout: {layout_source}")
     return RopeSpec(

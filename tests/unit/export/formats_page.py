@@ -19,6 +19,7 @@ from draftrt.export.config import read_config
 from draftrt.export.config_family import ARCHITECTURES
 from draftrt.export.facts import Facts
 from draftrt.export.load import load_drafter
+from draftrt.export.meaning import TOPICS
 from draftrt.export.shapes import tensor_shapes
 from draftrt.spec import Backbone
 from draftrt.validate.toy_formats import drafter_arrays, drafter_config
@@ -211,6 +212,7 @@ def blocks() -> dict[str, str]:
     """Return the page's generated blocks by name."""
     ignored = ([code(pattern.replace("|", r"\|")), why] for pattern, why in tensor_names.IGNORED)
     return {
+        "topics": "\n".join(f"- {topic}" for topic, _ in TOPICS),
         "tensors": table(["tensor", "shape", "in"], tensor_rows()),
         "names": table(["in the checkpoint", "read as", "written by"], rename_rows()),
         "ignored": table(["pattern", "why it is left out"], ignored),

@@ -132,8 +132,8 @@ ROPE_ROWS = [
     refuse(
         "layers' keys at the top that differ",
         SPEC_DFLASH,
-        Bad,
-        "does not know: ['num_attention_heads']",
+        No,
+        "change what is computed: num_attention_heads",
         config={"num_attention_heads": 8},
     ),
 ]

@@ -56,7 +56,7 @@ def test_all_problems_of_a_checkpoint_are_told_at_once(
 ) -> None:
     folder = draft(
         Kind.ZLAB_DFLASH,
-        overrides={"dflash_config.mask_token_id": 999, "query_warp": 1, "dflash_config.causal": 3},
+        overrides={"dflash_config.mask_token_id": 999, "surprise": 1, "dflash_config.causal": 3},
         omit=("hidden_norm.weight",),
         extra={"stray.weight": np.zeros(3, np.float32)},
     )
@@ -65,7 +65,7 @@ def test_all_problems_of_a_checkpoint_are_told_at_once(
     assert "7 problems found" in result.stderr
     for text in (
         "mask_token_id: got 999",
-        "['query_warp']",
+        "['surprise']",
         "dflash_config.causal: got 3",
         "got layers [3, 4]",
         "num_target_layers: got 6, expected 3",
