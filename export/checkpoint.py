@@ -5,13 +5,13 @@ Knows files, names, dtypes and shapes; nothing about models. Pickled weights are
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
 
 from draftrt.errors import CheckpointError, DraftrtError, collect
 from draftrt.export.tensor_ref import ITEMSIZE, TensorRef
+from draftrt.json_file import parse, read_object, shown
 
 DTYPES = {
     "F64": "float64",
@@ -97,13 +97,11 @@ def _no_weights(folder: Path) -> CheckpointError:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        data = json.loads(index.read_text(encoding="utf-8"))
-        mapping = data["weight_map"]
-        if not isinstance(mapping, dict) or not all(isinstance(v, str) for v in mapping.values()):
-            raise TypeError("weight_map is not a map of names to file names")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{index}: unreadable index: {error!r:.200}") from error
+    mapping = read_object(index, CheckpointError).get("weight_map")
+    if not isinstance(mapping, dict) or not all(isinstance(v, str) for v in mapping.values()):
+        raise CheckpointError(
+            f"{index}: weight_map: got {shown(mapping)}, expected a map of names to file names"
+        )
     return mapping
 
 
@@ -151,11 +149,11 @@ def _file_header(file: Path) -> list[TensorRef]:
             )
         raw = stream.read(length)
     try:
-        header = json.loads(raw)
-        if not isinstance(header, dict):
-            raise TypeError("header is no object")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: broken header: {error!r:.200}") from error
+        header = parse(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{file}: broken header: {error!s:.200}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: broken header: got {shown(header)}, expected an object")
     header.pop("__metadata__", None)
     entries = [_entry(file, name, entry, 8 + length) for name, entry in header.items()]
     at = 8 + length

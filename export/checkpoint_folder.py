@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from draftrt.errors import CheckpointError, DraftrtError, collect
 from draftrt.export.checkpoint import check_folder, read_headers
-from draftrt.export.facts import Facts, read_json
+from draftrt.export.facts import Facts
 from draftrt.export.tensor_ref import TensorRef
+from draftrt.json_file import read_object
 
 CONFIG = "config.json"
 
@@ -32,8 +34,18 @@ def open_checkpoint(folder: Path) -> tuple[Facts, Mapping[str, TensorRef], list[
     except CheckpointError as error:
         findings.append(error)
     try:
-        facts = Facts(read_json(folder / CONFIG), folder / CONFIG)
+        facts = Facts(read_config(folder), folder / CONFIG)
     except CheckpointError as error:
         collect([*findings, error])
         raise
     return facts, refs, findings
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's config.json.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    hint = "give a folder that holds config.json"
+    return read_object(folder / CONFIG, CheckpointError, hint=hint)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from draftrt.export.checkpoint_folder import CONFIG, read_config
 from draftrt.export.choices import ACTIVATIONS
 from draftrt.export.config_attention import FULL, SLIDING
 from draftrt.export.config_rope import read_rope
-from draftrt.export.facts import Facts, read_json
+from draftrt.export.facts import Facts
 from draftrt.export.gemma4_config import read_gemma4, unknown_keys
 from draftrt.export.harmless import HARMLESS
 from draftrt.export.target import Target
@@ -61,8 +61,7 @@ def read_decoder(target: Target) -> DecoderSpec:
             something these layers do not have; every finding at once.
     """
     assert target.folder is not None
-    path: Path = target.folder / "config.json"
-    facts = Facts(read_json(path), path)
+    facts = Facts(read_config(target.folder), target.folder / CONFIG)
     spec = _read(facts, target)
     facts.done()
     assert spec is not None

@@ -6,18 +6,17 @@ finding; nothing is raised until `done`, so that all problems of a config are to
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from draftrt.errors import CheckpointError, DraftrtError, SpecError, UnsupportedError, collect
+from draftrt.errors import DraftrtError, SpecError, UnsupportedError, collect
+from draftrt.json_file import shown
 
 T = TypeVar("T")
 REQUIRED: Any = object()
 LARGEST = 1 << 40
-MAX_DEPTH = 32
 
 
 class Facts:
@@ -56,7 +55,7 @@ class Facts:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            self.error(f"{path}: got {_show(value)}, expected an object")
+            self.error(f"{path}: got {shown(value)}, expected an object")
             return {}
         return value
 
@@ -166,7 +165,7 @@ class Facts:
         )
         if not ok:
             self.error(
-                f"{path}: got {_show(value)}, expected a list of integers from {low} to {high}"
+                f"{path}: got {shown(value)}, expected a list of integers from {low} to {high}"
             )
             self.is_whole = False
             return None
@@ -188,11 +187,11 @@ class Facts:
         for path, value in present:
             good = parse(value)
             if good is None:
-                self.error(f"{path}: got {_show(value)}, expected {expected}", hint)
+                self.error(f"{path}: got {shown(value)}, expected {expected}", hint)
             else:
                 parsed.append((path, good))
         if any(value != parsed[0][1] for _, value in parsed):
-            stated = ", ".join(f"{path} = {_show(value)}" for path, value in parsed)
+            stated = ", ".join(f"{path} = {shown(value)}" for path, value in parsed)
             self.error(
                 f"{fact} is stated with different values: {stated}",
                 "keep the one the checkpoint was trained with; nothing is guessed",
@@ -234,43 +233,3 @@ class Facts:
     def done(self) -> None:
         """Raise everything found, if anything was."""
         collect(self.findings)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        CheckpointError: the file is missing, is not JSON, is no object, or is nested too deeply.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(
-            f"{path}: missing", hint="give a folder that holds config.json"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error!s:.200}") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: got {_show(data)}, expected a JSON object")
-    if not _is_shallow(data):
-        raise CheckpointError(f"{path}: nested deeper than {MAX_DEPTH} levels")
-    return data
-
-
-def _is_shallow(value: Any) -> bool:
-    """Whether all of a JSON value lies within `MAX_DEPTH` levels; never recurses."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for entry in level
-            if isinstance(entry, (dict, list))
-            for item in (entry.values() if isinstance(entry, dict) else entry)
-        ]
-    return not level
-
-
-def _show(value: Any) -> str:
-    is_huge = isinstance(value, int) and abs(value) >= 10**18
-    text = f"an integer of {value.bit_length()} bits" if is_huge else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -11,7 +11,8 @@ from draftrt.bundle import MANIFEST, Bundle
 from draftrt.export.inspect import describe, table
 from draftrt.export.inspect_bundle import bundle_table, describe_bundle
 from draftrt.export.load import load_drafter
-from draftrt.export.target import check_tokenizer, read_target
+from draftrt.export.target import read_target
+from draftrt.export.target_files import check_target_files
 
 
 @click.command("inspect")
@@ -48,7 +49,7 @@ def inspect(
     )
     warnings = list(loaded.spec.warnings)
     if target is not None and model is not None:
-        findings, remarks = check_tokenizer(target, model.spec)
+        findings, remarks = check_target_files(target, model.spec)
         warnings += [finding.message for finding in findings] + remarks
     if as_json:
         click.echo(json.dumps({**describe(loaded), "warnings": warnings}, indent=1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,12 @@ from draftrt.export.decoder_config import read_decoder
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.options import ExportOptions, Report, max_context
 from draftrt.export.placing import place_draft, place_target
-from draftrt.export.target import Target, check_tokenizer, read_target
+from draftrt.export.target import Target, read_target
+from draftrt.export.target_files import check_target_files, copy_target_files
 from draftrt.export.weight_files import OnTick, WeightFiles, weight_files
 from draftrt.linked import sample_sha256
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import DecoderSpec
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
-)
 
 
 def export_bundle(
@@ -56,7 +48,7 @@ def export_bundle(
         DraftrtError: anything wrong with the inputs or the result; nothing is left behind.
     """
     model = read_target(target)
-    findings, warnings = check_tokenizer(target, model.spec)
+    findings, warnings = check_target_files(target, model.spec)
     loaded = None
     if draft is not None:
         try:
@@ -81,7 +73,7 @@ def export_bundle(
         weight_files(folder, options.weights, on_tick) as files,
     ):
         graphs = _write_graphs(loaded, decoder, target, folder, options, report, context, files)
-        _copy_tokenizer(target, folder / "tokenizer")
+        copy_target_files(target, folder / "tokenizer")
         notes = {"target_path": str(target.resolve())}
         write_manifest(
             folder, _manifest(model, loaded, decoder, graphs, folder, notes, files, options)
@@ -196,10 +188,3 @@ def _own_files(loaded: LoadedDrafter) -> list[Path]:
     """Return the weight files of the drafter's own checkpoint."""
     files = {ref.file for ref in loaded.tensors.values() if ref.file is not None}
     return sorted(file for file in files if file.parent == loaded.folder)
-
-
-def _copy_tokenizer(target: Path, folder: Path) -> None:
-    folder.mkdir()
-    for name in TOKENIZER_FILES:
-        if (target / name).is_file():
-            shutil.copyfile(target / name, folder / name)

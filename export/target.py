@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from draftrt.errors import CheckpointError, DraftrtError, collect
 from draftrt.export.checkpoint_folder import open_checkpoint
-from draftrt.export.facts import Facts, read_json
+from draftrt.export.facts import Facts
 from draftrt.export.tensor_ref import FLOATS, TensorRef
+from draftrt.json_file import token_ids
 from draftrt.spec import TargetSpec
 
 EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -130,10 +130,14 @@ def _is_tied(facts: Facts, body: str) -> bool:
 def _eos(facts: Facts, body: str) -> tuple[int, ...]:
     for path in dict.fromkeys((f"{body}eos_token_id", "eos_token_id")):
         value = facts.raw(path)
-        ids = value if isinstance(value, list) else [value]
-        if all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            facts.say("eos_token_ids", path)
-            return tuple(ids)
+        if value is None:
+            continue
+        facts.say("eos_token_ids", path)
+        try:
+            return token_ids(value, path)
+        except ValueError as error:
+            facts.error(str(error))
+            return ()
     facts.say("eos_token_ids", "not stated")
     return ()
 
@@ -189,63 +193,3 @@ def _find(refs: Mapping[str, TensorRef], names: tuple[str, ...]) -> TensorRef | 
             if prefix + name in refs:
                 return refs[prefix + name]
     return None
-
-
-def check_tokenizer(folder: Path, spec: TargetSpec) -> tuple[list[DraftrtError], list[str]]:
-    """Check tokenizer and chat template before any work; return findings and warnings."""
-    findings: list[DraftrtError] = []
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        others = sorted(p.name for p in folder.glob("*token*"))
-        return [
-            CheckpointError(
-                f"{folder}: no tokenizer.json, found {others}",
-                hint="save the fast tokenizer beside the target with "
-                "AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-            )
-        ], []
-    try:
-        data = read_json(path)
-        vocab = data.get("model", {}).get("vocab", {})
-        ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
-        ids += [token["id"] for token in data.get("added_tokens", [])]
-        largest = max((i for i in ids if isinstance(i, int)), default=-1)
-        if largest < 0 or largest >= spec.vocab_size:
-            findings.append(
-                CheckpointError(
-                    f"{path}: largest id is {largest}, expected 0 to {spec.vocab_size - 1} (the "
-                    "target's vocabulary)",
-                    hint="the tokenizer belongs to another model",
-                )
-            )
-    except CheckpointError as error:
-        findings.append(error)
-    except (AttributeError, KeyError, TypeError) as error:
-        findings.append(CheckpointError(f"{path}: not a tokenizer file: {error!r:.100}"))
-    return findings, _check_template(folder, findings)
-
-
-def _check_template(folder: Path, findings: list[DraftrtError]) -> list[str]:
-    config = folder / "tokenizer_config.json"
-    inline = None
-    if config.is_file():
-        try:
-            inline = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            findings.append(CheckpointError(f"{config}: cannot be read as JSON: {error!s:.100}"))
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        text = file.read_text(encoding="utf-8", errors="replace")
-        if text.count("{%") != text.count("%}"):
-            findings.append(
-                CheckpointError(
-                    f"{file}: unbalanced template tags",
-                    hint="the file was cut short; copy it from the publisher",
-                )
-            )
-        return []
-    return (
-        []
-        if inline
-        else [f"{folder.name} has no chat template: --chat will be refused for this bundle"]
-    )

@@ -8,7 +8,6 @@ loaded. Features are taken by hooks at the decoder layers' outputs, because the 
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.errors import BackendError, SpecError, UnsupportedError
+from draftrt.json_file import read_object
 from draftrt.runtime.target import TargetRows
 from draftrt.spec import TargetSpec
 
@@ -185,16 +185,9 @@ def read_text_config(folder: Path) -> dict[str, Any]:
         BackendError: the file is missing or no JSON object, or lacks a size the runtime needs.
     """
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise BackendError(
-            f"{folder}: no config.json there, expected a Hugging Face model folder",
-            hint="give the target's folder with --target",
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise BackendError(f"{path}: cannot be read as JSON: {error!s:.200}") from error
-    text = config.get("text_config", config) if isinstance(config, dict) else {}
+    config = read_object(path, BackendError, hint="give the target's folder with --target")
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else config
     missing = [
         key
         for key in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError, BundleError
+from draftrt.json_file import read_object, token_ids
 from draftrt.runtime.backend import GraphSession
 from draftrt.runtime.drafter import Drafter
 from draftrt.runtime.graph_target import GraphTarget
@@ -180,9 +180,7 @@ def read_stop_ids(bundle: Bundle) -> frozenset[int]:
     if not path.is_file():
         return frozenset(bundle.manifest.target.eos_token_ids)
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (ValueError, AttributeError) as error:
-        raise BundleError(f"{path}: cannot be read as a JSON object: {error}") from error
-    if found is None:
-        return frozenset(bundle.manifest.target.eos_token_ids)
-    return frozenset([found] if isinstance(found, int) else found)
+        found = token_ids(read_object(path, BundleError).get("eos_token_id"), "eos_token_id")
+    except ValueError as error:
+        raise BundleError(f"{path}: {error}", hint="export the bundle again") from error
+    return frozenset(found or bundle.manifest.target.eos_token_ids)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import Bundle
 from draftrt.errors import BundleError
+from draftrt.export.checkpoint_folder import read_config
+from draftrt.json_file import read_object
 from draftrt.validate.doctor_recording import Text
 from draftrt.validate.doctor_suspects import Setting
 
@@ -66,26 +67,15 @@ def special_tokens(path: Path) -> dict[int, str]:
         BundleError: the file is no tokenizer.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_object(path, BundleError)
         added = {int(one["id"]): str(one["content"]) for one in content["added_tokens"]}
         ids = content["model"]["vocab"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path}: cannot be read as a tokenizer: {error!s:.200}") from error
     numbers = range(len(ids)) if isinstance(ids, list) else ids.values()
     behind = max([*added, *numbers], default=-1) + 1
     last = sorted(added)[-MAX_TOKENS:]
     return {token: added[token] for token in last} | {behind: "first id no token uses"}
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return a folder's config.json.
-
-    Raises:
-        CheckpointError: it is missing or no JSON object.
-    """
-    from draftrt.export.facts import read_json
-
-    return read_json(folder / "config.json")
 
 
 def _windows(config: dict[str, Any]) -> Iterator[int]:

@@ -14,10 +14,11 @@ from draftrt.export.checkpoint import check_folder, read_headers
 from draftrt.export.decoder_config import read_decoder
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.options import ExportOptions, max_context
-from draftrt.export.pipeline import TOKENIZER_FILES, check_quantised
+from draftrt.export.pipeline import check_quantised
 from draftrt.export.placing import place_draft, place_target
 from draftrt.export.signature import draft_signature
 from draftrt.export.target import Target, read_target
+from draftrt.export.target_files import TOKENIZER_FILES
 from draftrt.export.target_signature import target_signature
 from draftrt.export.weight_files import PlacedWeights, WeightFiles
 from draftrt.export.weight_slices import is_read_whole

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import sha256_of
 from draftrt.errors import DraftrtError
+from draftrt.json_file import parse, read_bytes
 
 
 class RecordError(DraftrtError):
@@ -21,11 +21,10 @@ def read_json(path: Path) -> Any:
     Raises:
         RecordError: it is missing or no JSON.
     """
+    content = read_bytes(path, RecordError)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RecordError(f"{path}: no such file") from error
-    except (OSError, ValueError, RecursionError) as error:
+        return parse(content)
+    except ValueError as error:
         raise RecordError(f"{path}: cannot be read as JSON: {error!s:.200}") from error
 
 

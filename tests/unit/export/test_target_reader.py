@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from draftrt.errors import CheckpointError, DraftrtError, SpecError
-from draftrt.export.target import EMBED, HEAD, Target, check_tokenizer, read_target
+from draftrt.export.target import EMBED, HEAD, Target, read_target
+from draftrt.export.target_files import check_target_files
 from tests.unit.export.fuzz import as_text
 from tests.unit.export.published_files import Shapes, write_headers
 from tests.unit.export.test_fuzz import mutate
@@ -145,7 +146,7 @@ def test_a_damaged_tokenizer_is_a_finding(
     """A finding and no traceback, whatever the three files hold."""
     folder = tmp_path / "target"
     shutil.copytree(target_folder, folder)
-    assert check_tokenizer(folder, target.spec) == ([], [])
+    assert check_target_files(folder, target.spec) == ([], [])
     original = json.loads((folder / "tokenizer.json").read_text())
     original["model"]["vocab"] = {"a": 0, "b": 1}
     for seed in range(150):
@@ -153,11 +154,11 @@ def test_a_damaged_tokenizer_is_a_finding(
         for _ in range(rng.choice((1, 2, 4))):
             mutate(changed, rng)
         (folder / "tokenizer.json").write_text(as_text(changed))
-        findings, _ = check_tokenizer(folder, target.spec)
+        findings, _ = check_target_files(folder, target.spec)
         assert all(str(finding) for finding in findings)
     for text in ("", "[]", "{" * 3, "[" * 100_000, '{"chat_template": 3}', "\x00"):
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(target_folder / "tokenizer.json", folder / "tokenizer.json")
             (folder / name).write_text(text)
-            findings, _ = check_tokenizer(folder, target.spec)
+            findings, _ = check_target_files(folder, target.spec)
             assert findings or text == '{"chat_template": 3}', (name, text[:20])

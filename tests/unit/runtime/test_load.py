@@ -106,9 +106,11 @@ def test_the_generation_configs_end_tokens_win(
 
 def test_a_broken_generation_config_is_named(write_bundle: WriteBundle) -> None:
     folder = write_bundle(eos=1)
-    for content in ("{", "[]"):
+    for content in ("{", "[]", '{"eos_token_id": "2"}', '{"eos_token_id": [-1]}'):
         (folder / "tokenizer" / "generation_config.json").write_text(content)
-        with pytest.raises(BundleError, match=r"generation_config\.json: cannot be read"):
+        with pytest.raises(
+            BundleError, match=r"generation_config\.json: (cannot be read|got|eos_token_id: got)"
+        ):
             read_stop_ids(Bundle.open(folder))
 
 

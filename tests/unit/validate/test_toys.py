@@ -10,7 +10,8 @@ import pytest
 
 from draftrt.errors import CheckpointError
 from draftrt.export.load import load_drafter
-from draftrt.export.target import Target, check_tokenizer, read_target
+from draftrt.export.target import Target, read_target
+from draftrt.export.target_files import check_target_files
 from draftrt.spec import Backbone, Family, TableSource, VocabMap
 from draftrt.validate.toys import (
     REMOVED,
@@ -115,7 +116,7 @@ def test_the_target_loads_in_transformers_and_its_tokenizer_returns_every_text(
 ) -> None:
     transformers = pytest.importorskip("transformers")
     folder = write_target(tmp_path, ToyTarget(tie_word_embeddings=True))
-    assert check_tokenizer(folder, read_target(folder).spec) == ([], [])
+    assert check_target_files(folder, read_target(folder).spec) == ([], [])
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("naïve\ttext", return_tensors="pt")["input_ids"]

@@ -1,0 +1,135 @@
+"""The files beside a target's weights that a bundle takes over: tokenizer, template, stop ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from draftrt.errors import CheckpointError, DraftrtError
+from draftrt.json_file import BOM, read_bytes, read_object, token_ids
+from draftrt.spec import TargetSpec
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE, GENERATION = "chat_template.jinja", "generation_config.json"
+TOKENIZER_FILES = (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TEMPLATE,
+    GENERATION,
+    "special_tokens_map.json",
+)
+MOST_BEYOND = 256  # added tokens without a row; more of them belong to another model
+SHOWN = 4
+
+
+def check_target_files(folder: Path, spec: TargetSpec) -> tuple[list[DraftrtError], list[str]]:
+    """Check everything that `copy_target_files` copies, before any work.
+
+    Returns:
+        Findings, and warnings.
+    """
+    findings, warnings = _check_tokenizer(folder, spec)
+    configs: dict[str, dict[str, Any]] = {}
+    for name in TOKENIZER_FILES[1:]:
+        path = folder / name
+        if not _is_there(path):
+            continue
+        try:
+            if name == TEMPLATE:
+                _check_template(path)
+            else:
+                configs[name] = read_object(path, CheckpointError)
+        except CheckpointError as error:
+            findings.append(error)
+    findings += _check_generation(folder / GENERATION, configs.get(GENERATION, {}))
+    if not _is_there(folder / TEMPLATE) and not configs.get(TOKENIZER_CONFIG, {}).get(
+        "chat_template"
+    ):
+        warnings.append(
+            f"{folder.name} has no chat template: --chat will be refused for this bundle"
+        )
+    return findings, warnings
+
+
+def copy_target_files(target: Path, folder: Path) -> None:
+    """Copy what `check_target_files` checked, without byte order marks, into a new folder."""
+    folder.mkdir()
+    for name in TOKENIZER_FILES:
+        if _is_there(target / name):
+            content = read_bytes(target / name, CheckpointError)
+            (folder / name).write_bytes(content.removeprefix(BOM))
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _check_tokenizer(folder: Path, spec: TargetSpec) -> tuple[list[DraftrtError], list[str]]:
+    path = folder / TOKENIZER
+    if not _is_there(path):
+        others = sorted(p.name for p in folder.glob("*token*"))
+        return [
+            CheckpointError(
+                f"{folder}: no {TOKENIZER}, found {others}",
+                hint="save the fast tokenizer beside the target with "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+            )
+        ], []
+    try:
+        data = read_object(path, CheckpointError)
+        vocab = data.get("model", {}).get("vocab", {})
+        ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
+        added = {token["id"]: str(token["content"]) for token in data.get("added_tokens") or []}
+        return _check_ids(path, ids, added, spec.vocab_size)
+    except CheckpointError as error:
+        return [error], []
+    except (AttributeError, KeyError, TypeError) as error:
+        return [CheckpointError(f"{path}: not a tokenizer file: {error!r:.100}")], []
+
+
+def _check_ids(
+    path: Path, ids: Iterable[object], added: dict[int, str], size: int
+) -> tuple[list[DraftrtError], list[str]]:
+    """Refuse another model's ids; a few added tokens without a row are told."""
+    known = [one for one in (*ids, *added) if isinstance(one, int)]
+    beyond = sorted({one for one in known if one >= size})
+    ordinary = [one for one in beyond if one not in added]
+    if not known or min(known) < 0 or ordinary or len(beyond) > MOST_BEYOND:
+        got = f"ids from {min(known)} to {max(known)}" if known else "no ids"
+        return [
+            CheckpointError(
+                f"{path}: got {got}, expected 0 to {size - 1} (the target's vocabulary)",
+                hint="the tokenizer belongs to another model",
+            )
+        ], []
+    if not beyond:
+        return [], []
+    names = ", ".join(f"{added[one]!r:.40} ({one})" for one in beyond[:SHOWN])
+    more = f" and {len(beyond) - SHOWN} more" if len(beyond) > SHOWN else ""
+    return [], [
+        f"tokens outside the target's vocabulary of {size}: {names}{more}; a prompt with one is "
+        "refused"
+    ]
+
+
+def _check_template(path: Path) -> None:
+    try:
+        text = read_bytes(path, CheckpointError).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: byte {error.start} is not UTF-8") from error
+    if text.count("{%") != text.count("%}"):
+        raise CheckpointError(
+            f"{path}: unbalanced template tags",
+            hint="the file was cut short; copy it from the publisher",
+        )
+
+
+def _check_generation(path: Path, config: dict[str, Any]) -> list[DraftrtError]:
+    try:
+        token_ids(config.get("eos_token_id"), "eos_token_id")
+    except ValueError as error:
+        return [
+            CheckpointError(f"{path}: {error}", hint="it says which tokens end a text; repair it")
+        ]
+    return []
