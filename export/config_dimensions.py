@@ -12,6 +12,7 @@ from draftrt.export.rounding import rounded
 from draftrt.spec import Backbone
 
 MOST_SIZE, MOST_HEADS, MOST_LAYERS = 1 << 24, 1 << 14, 256
+SCALE_PATHS = ("dflash_config.input_embedding_scale", "input_embedding_scale")
 
 
 def read_dimensions(facts: Facts, kind: Kind, stored_dtype: str) -> dict[str, Any]:
@@ -114,13 +115,12 @@ def _value_scale(facts: Facts, kind: Kind) -> float:
 
 
 def _embedding_scale(facts: Facts, kind: Kind, hidden: int, dtype: str) -> float:
-    paths = ["dflash_config.input_embedding_scale", "input_embedding_scale"]
     if kind.backbone is not Backbone.GEMMA4:
-        return facts.real("embedding_scale", paths, default=1.0, why="default 1")
+        return facts.real("embedding_scale", SCALE_PATHS, default=1.0, why="default 1")
     scale = rounded(math.sqrt(hidden), dtype)
     return facts.real(
         "embedding_scale",
-        paths,
+        SCALE_PATHS,
         default=scale,
         why=f"backbone gemma4: sqrt(hidden_size) in {dtype}",
     )

@@ -138,15 +138,15 @@ def read_output_multiplier(facts: Facts, markov: MarkovSpec | None) -> float:
     return multiplier * scale
 
 
+def cap_paths(body: str) -> list[str]:
+    """Return where the soft cap may stand, first match first."""
+    key = "final_logit_softcapping"
+    return list(dict.fromkeys([f"dflash_config.{key}", key, f"{body}{key}"]))
+
+
 def read_soft_cap(facts: Facts, body: str) -> float | None:
     """Resolve c of ``c * tanh(z / c)``; 0 and absent mean off."""
-    paths = dict.fromkeys(
-        [
-            "dflash_config.final_logit_softcapping",
-            "final_logit_softcapping",
-            f"{body}final_logit_softcapping",
-        ]
-    )
+    paths = cap_paths(body)
     stated = [path for path in paths if facts.raw(path) not in (None, 0, 0.0)]
     if not stated:
         off = [path for path in paths if facts.raw(path) is not None]

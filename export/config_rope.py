@@ -63,7 +63,7 @@ def read_rope(
     if unknown:
         facts.error(
             f"{where}: unknown keys {unknown}",
-            "each would change the angles; nothing here reads it, so use the publisher's own runtime",
+            "each would change the angles, and nothing here reads it",
         )
     layout, layout_source = _layout(facts)
     facts.say("rope", f"{where}; layout: {layout_source}")

@@ -51,7 +51,9 @@ def describe(loaded: LoadedDrafter) -> dict[str, Any]:
 
 def _sizes(loaded: LoadedDrafter, borrowed: list[str]) -> dict[str, int]:
     sizes = {"parameters": 0, "bytes": 0, "borrowed_parameters": 0, "borrowed_bytes": 0}
-    for name, ref in loaded.tensors.items():
+    # a tied head is no other tensor
+    once = {ref: name for name, ref in reversed([*loaded.tensors.items()])}
+    for ref, name in once.items():
         prefix = "borrowed_" if name in borrowed else ""
         count = 1
         for length in ref.shape:

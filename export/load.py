@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.errors import CheckpointError, DraftrtError, SpecError, UnsupportedError, collect
+from draftrt.export.borrowed import read_borrowed
 from draftrt.export.checkpoint_folder import open_checkpoint
 from draftrt.export.config import ConfigFacts, read_config
 from draftrt.export.facts import Facts
@@ -19,7 +20,7 @@ from draftrt.export.target import EMBED, HEAD, Target
 from draftrt.export.tensor_names import Canonical, canonicalise, cut_fused
 from draftrt.export.tensor_ref import FLOATS, TensorRef
 from draftrt.export.vocabulary import read_vocabulary
-from draftrt.spec import DrafterSpec, Family, VocabMap
+from draftrt.spec import DrafterSpec, Family, TableSource, VocabMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ def _assemble(
 ) -> DrafterSpec:
     fields: dict[str, Any] = dict(config.fields)
     fields |= read_vocabulary(facts, config, names.tensors, target)
+    fields |= read_borrowed(facts, config, target, fields)
     used = {
         key: facts.sources.get(key, "")
         for key in DrafterSpec.__dataclass_fields__
@@ -142,6 +144,7 @@ def _check_tensors(
     wanted = tensor_shapes(spec)
     cut_fused(names, {name: shape[0] for name, shape in wanted.items()})
     tables = {} if target is None else dict(target.tables)
+    _tie(spec, names)
     borrowed = {
         name
         for name, source in ((EMBED, spec.embed_source), (HEAD, spec.head_source))
@@ -181,6 +184,13 @@ def _check_tensors(
             )
         )
     return claimed
+
+
+def _tie(spec: DrafterSpec, names: Canonical) -> None:
+    """Let a head that is the drafter's own embedding be found under its name."""
+    if spec.head_source is TableSource.DRAFT and HEAD not in names.tensors:
+        names.tensors[HEAD] = names.tensors[EMBED]
+        names.original[HEAD] = names.original[EMBED]
 
 
 def _checked(ref: TensorRef, name: str, shape: tuple[int, ...], names: Canonical) -> TensorRef:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from draftrt.errors import CheckpointError, DraftrtError, collect
 from draftrt.export.checkpoint_folder import open_checkpoint
@@ -43,11 +44,13 @@ class Target:
         spec: its facts.
         tables: ``embed_tokens.weight`` and ``lm_head.weight``, where they were found.
         folder: its checkpoint; None for tables in memory.
+        text: the config of its text model as it is.
     """
 
     spec: TargetSpec
     tables: Mapping[str, TensorRef]
     folder: Path | None = None
+    text: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_target(folder: Path) -> Target:
@@ -60,15 +63,12 @@ def read_target(folder: Path) -> Target:
     tables = _tables(folder, refs, facts, findings) if refs else {}
     spec = read_target_spec(facts, tables)
     collect([*findings, *facts.findings])
-    return Target(spec, tables, folder)
+    return Target(spec, tables, folder, facts.config.get(_body(facts)[:-1], facts.config))
 
 
 def read_target_spec(facts: Facts, tables: Mapping[str, TensorRef]) -> TargetSpec:
     """Resolve a target's facts; findings stay in ``facts``."""
-    body = next(
-        (f"{key}." for key in ("text_config", "llm_config", "language_config") if facts.table(key)),
-        "",
-    )
+    body = _body(facts)
     names = facts.raw("architectures")
     architecture = (
         names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
@@ -113,6 +113,12 @@ def read_target_spec(facts: Facts, tables: Mapping[str, TensorRef]) -> TargetSpe
     return spec
 
 
+def _body(facts: Facts) -> str:
+    """Return where the text model's keys are, empty or ending in a dot."""
+    keys = ("text_config", "llm_config", "language_config")
+    return next((f"{key}." for key in keys if facts.table(key)), "")
+
+
 def _first(facts: Facts, body: str, key: str) -> str:
     """Return the path of a key: the text model's own, else that of the model around it."""
     return f"{body}{key}" if facts.raw(f"{body}{key}") is not None else key
@@ -149,10 +155,7 @@ def _tables(
     found: dict[str, TensorRef] = {}
     embed = _find(refs, EMBED_NAMES)
     head = _find(refs, HEAD_NAMES)
-    body = next(
-        (f"{key}." for key in ("text_config", "llm_config", "language_config") if facts.table(key)),
-        "",
-    )
+    body = _body(facts)
     tied = facts.raw(_first(facts, body, "tie_word_embeddings"))
     if head is None and embed is not None:
         if tied is False:

@@ -97,6 +97,15 @@ class TensorRef:
             return self.array.numpy().astype(np.int64)
         return self._raw().view(self.dtype).reshape(self.shape).astype(np.int64)
 
+    def read_bytes(self) -> NDArray[np.uint8]:
+        """Return the content as bytes, without PyTorch for a tensor in a file."""
+        if self.array is None:
+            return self._raw()
+        import torch
+
+        content: NDArray[np.uint8] = self.array.contiguous().flatten().view(torch.uint8).numpy()
+        return content
+
     def _raw(self) -> NDArray[np.uint8]:
         assert self.file is not None
         size = self.num_bytes

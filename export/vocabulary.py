@@ -14,8 +14,8 @@ import numpy as np
 from draftrt.export.config import ConfigFacts
 from draftrt.export.facts import Facts
 from draftrt.export.target import EMBED, HEAD, Target
-from draftrt.export.tensor_ref import TensorRef
-from draftrt.spec import Family, TableSource, VocabMap
+from draftrt.export.tensor_ref import FLOATS, TensorRef
+from draftrt.spec import Backbone, Family, TableSource, VocabMap
 
 Tensors = Mapping[str, TensorRef]
 
@@ -103,6 +103,9 @@ def _head(
                 f"draft_vocab_size: got {size} ({facts.sources.get('draft_vocab_size')}), but "
                 f"{own.name} has {own.shape[0]} rows"
             )
+        _check_tie(facts, config, own, tensors.get(EMBED))
+        return TableSource.DRAFT
+    if _is_tied(facts, config, tensors):
         return TableSource.DRAFT
     facts.say("head_source", "no lm_head in the checkpoint: borrowed")
     table = None if target is None else target.tables.get(HEAD)
@@ -120,6 +123,65 @@ def _head(
             f"and the draft ships none"
         )
     return TableSource.TARGET
+
+
+def _is_tied(facts: Facts, config: ConfigFacts, tensors: Tensors) -> bool:
+    """Whether a head that is not stored is the drafter's own embedding, as a tied model is saved.
+
+    Without an embedding of its own a drafter borrows both: z-lab's configs call borrowed tables
+    tied as well.
+    """
+    embed = tensors.get(EMBED)
+    if embed is None or not embed.shape:
+        return False
+    key, body = "tie_word_embeddings", config.kind.body
+    is_gemma = config.kind.backbone is Backbone.GEMMA4
+    tied = facts.flag(
+        "head_source",
+        list(dict.fromkeys([key, f"{body}{key}"])),
+        default=is_gemma,
+        why=f"default of {'Gemma4TextConfig: tied' if is_gemma else 'Qwen3Config: not tied'}",
+    )
+    source = facts.sources.get("head_source", key)
+    if not tied:
+        if source not in (key, f"{body}{key}"):
+            facts.warnings.append(
+                f"the checkpoint has {embed.name} and no lm_head, and does not state {key}: the "
+                "head is the target's"
+            )
+        return False
+    size = config.draft_vocab_size
+    if embed.shape[0] != size:
+        facts.error(
+            f"draft_vocab_size: got {size} ({facts.sources.get('draft_vocab_size')}), but the head "
+            f"is {embed.name} ({source}), which has {embed.shape[0]} rows",
+            "a head of another size needs its own lm_head",
+        )
+    facts.say("head_source", f"tensor {embed.name}, tied to it: {source}")
+    return True
+
+
+def _check_tie(facts: Facts, config: ConfigFacts, head: TensorRef, embed: TensorRef | None) -> None:
+    """Warn where a config calls two stored tables tied and they are not the same."""
+    key, body = "tie_word_embeddings", config.kind.body
+    if embed is None or True not in (facts.raw(key), facts.raw(f"{body}{key}")):
+        return
+    if not _is_same(head, embed):
+        facts.warnings.append(
+            f"{key} is true, but {head.name} and {embed.name} are both stored and differ: each is "
+            "used as it is stored"
+        )
+
+
+def _is_same(one: TensorRef, other: TensorRef) -> bool:
+    """Whether two tables agree in type, shape and the content of their first and last rows."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or one.dtype not in FLOATS:
+        return False
+    last = one.shape[0] - 1
+    return all(
+        np.array_equal(one.rows(row, row + 1).read_bytes(), other.rows(row, row + 1).read_bytes())
+        for row in {0, last // 3, last // 2, last}
+    )
 
 
 def _vocab_map(facts: Facts, config: ConfigFacts, tensors: Tensors, vocab: int | None) -> VocabMap:

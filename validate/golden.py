@@ -148,7 +148,7 @@ def case_target(case: GoldenCase, folder: Path | None = None) -> Target:
     del sources["sources"]
     spec = TargetSpec(
         architecture="",
-        model_type="",
+        model_type=str(case.target_config.get("model_type", "")),
         num_layers=case.num_target_layers,
         hidden_size=drafter.target_hidden_size,
         vocab_size=case.target_vocab_size,
@@ -157,7 +157,7 @@ def case_target(case: GoldenCase, folder: Path | None = None) -> Target:
         eos_token_ids=(),
         sources={**sources, "hidden_size": "the drafter's config", "table_rows": "expected.npz"},
     )
-    return Target(spec, tables)
+    return Target(spec, tables, text=case.target_config)
 
 
 def _check_graph(

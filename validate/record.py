@@ -130,13 +130,17 @@ def _arrays(
 def _facts(
     loaded: LoadedDrafter, options: RecordOptions, files: Sequence[Path], source: str
 ) -> dict[str, Any]:
+    from draftrt.export.borrowed import brought
+
     assert loaded.target is not None
+    brings = brought(loaded.target)
     return {
         "version": VERSION,
         "reference": f"draftrt's PyTorch module, float32 on the CPU, {source}",
         **({"about": options.about} if options.about else {}),
         "target_vocab_size": loaded.target.spec.vocab_size,
         "num_target_layers": loaded.target.spec.num_layers,
+        **({"target_config": brings} if brings else {}),
         "checkpoint": {path.name: sha256_of(path) for path in files},
         "command": command_line(),
         "created": now(),

@@ -32,6 +32,7 @@ CASE_KEYS: dict[str, type] = {
     "about": str,
     "target_vocab_size": int,
     "num_target_layers": int,
+    "target_config": dict,
     "tolerance": float,
     "checkpoint": dict,
     "tables": dict,
@@ -40,7 +41,7 @@ CASE_KEYS: dict[str, type] = {
     "tools": dict,
 }
 KEYS_OF_VERSION_2 = {"checkpoint", "tables", "command", "created", "tools"}
-OPTIONAL_CASE_KEYS = {"version", "about", "tolerance", *KEYS_OF_VERSION_2}
+OPTIONAL_CASE_KEYS = {"version", "about", "target_config", "tolerance", *KEYS_OF_VERSION_2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class GoldenCase:
         about: what the case is for.
         target_vocab_size: the target's logical vocabulary.
         num_target_layers: the target's depth.
+        target_config: what of the target's config its tables bring with them.
         tolerance: largest absolute difference the recorder vouches for; None: the table's.
         tables: the target's ``embed_tokens`` [V, H] and ``lm_head`` [V, H] float32, where they are
             borrowed and stored.
@@ -83,6 +85,7 @@ class GoldenCase:
     about: str
     target_vocab_size: int
     num_target_layers: int
+    target_config: Mapping[str, Any]
     tolerance: float | None
     tables: Mapping[str, NDArray[np.float32]]
     table_hashes: Mapping[str, str]
@@ -133,6 +136,7 @@ def read_case(folder: Path, draft: Path | None = None) -> GoldenCase:
         about=facts.get("about", ""),
         target_vocab_size=facts["target_vocab_size"],
         num_target_layers=facts["num_target_layers"],
+        target_config=facts.get("target_config", {}),
         tolerance=facts.get("tolerance"),
         tables=tables,
         table_hashes=facts.get("tables", {}),
@@ -178,7 +182,9 @@ def _read_facts(path: Path) -> dict[str, Any]:
     for key, kind in CASE_KEYS.items():
         if key not in facts:
             problems += [] if key in OPTIONAL_CASE_KEYS else [f"{key} is missing"]
-        elif not _is_good(facts[key], kind):
+        elif not (key == "target_config" and isinstance(facts[key], dict)) and not _is_good(
+            facts[key], kind
+        ):
             kinds = {int: "a positive integer", float: "a positive number", str: "a text"}
             kinds[dict] = "an object of texts"
             problems.append(f"{key}: got {facts[key]!r:.60}, expected {kinds[kind]}")

@@ -154,7 +154,7 @@ RULES = ("rope", "window", "output_multiplier", "final_logit_softcapping")  # ex
 ABSENT = {
     "num_target_layers": "the target's depth is not checked",
     "activation": "`silu`; Gemma-4: `gelu_pytorch_tanh`",
-    "embedding_scale": "1; Gemma-4: sqrt(H) in the checkpoint's dtype",
+    "embedding_scale": "1, or borrowed; Gemma-4: sqrt(H) in the checkpoint's dtype",
     "max_position_embeddings": "no effect; `dynamic`, `longrope` and `yarn` need it",
     "markov": "what the tensors show",
     "confidence": "what the tensors show",
