@@ -6,7 +6,6 @@ how a graph is made or run.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from draftrt.codec import to_json
-from draftrt.durable import sync, sync_folder, sync_tree
+from draftrt.durable import NO_ROOM, sync, sync_folder, sync_tree
 from draftrt.errors import BundleError
 from draftrt.interrupts import whole
 from draftrt.linked import FOLDER as LINKED
@@ -38,7 +37,6 @@ __all__ = [
     "PlanEntry",
     "read_manifest",
 ]
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ELSEWHERE = "copy the bundle to a place that you may write to"
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
 
 import click
 
 from draftrt import __version__
-from draftrt.errors import DraftrtError
+from draftrt.failure_cli import Ending, interrupted
 from draftrt.interrupts import ending_in_order
 
 COMMANDS = {
@@ -49,7 +50,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Ending, click.Group):
     """A click group that imports a command's module on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -63,14 +64,6 @@ class LazyGroup(click.Group):
         module, attribute, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
-
-    def invoke(self, ctx: click.Context) -> object:
-        """Run the command; print an expected failure without a traceback and exit with its code."""
-        try:
-            return super().invoke(ctx)
-        except DraftrtError as error:
-            click.echo(f"Error: {error}", err=True)
-            ctx.exit(error.exit_code)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table, importing none."""
@@ -98,5 +91,7 @@ def main() -> None:
     try:
         with ending_in_order():
             group()
+    except KeyboardInterrupt:
+        sys.exit(interrupted())
     finally:
         gc.freeze()

@@ -6,10 +6,13 @@ would be there, whole by its name and empty inside.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, or a share of it, is full
 
 
 def sync(stream: IO[bytes]) -> None:

@@ -37,7 +37,7 @@ def whole(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Let the first signal of `ENDING` raise inside the block: KeyboardInterrupt, else SystemExit.
+    """Let the first signal of `ENDING` raise in the block: KeyboardInterrupt, else SystemExit.
 
     The status is 128 and the signal's number, as a shell says it. Later ones do nothing: the
     process is ending. Python ignores what is raised in a finaliser or a weak reference's callback;
@@ -85,6 +85,8 @@ def ending_in_order() -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)
             for one, handler in before.items():
                 signal.signal(one, handler)
+            if end is not None:  # it was to wait, and the block came to its end first
+                raise end
 
 
 def must_wait(frame: FrameType | None) -> bool:

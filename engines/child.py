@@ -105,19 +105,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def terminable() -> Iterator[None]:
     """Let SIGTERM unwind the stack inside the block, so that clean-up code runs.
 
-    By default it ends Python at once. Handlers run in the main thread; elsewhere this does nothing.
+    By default it ends Python at once. Where it is handled or ignored it stays so. Handlers run in
+    the main thread; elsewhere this does nothing.
     """
 
     def unwind(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    with _handlers({signal.SIGTERM: unwind}):
+    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with _handlers({signal.SIGTERM: unwind} if is_default else {}):
         yield
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM inside the block; they arrive at its end.
+    """Hold back SIGINT, SIGTERM and SIGHUP inside the block; they arrive at its end.
 
     A signal mask would not do: it holds for one thread, and the signal picks another.
     """
@@ -127,7 +129,7 @@ def uninterrupted() -> Iterator[None]:
         arrived.append(number)
 
     try:
-        with _handlers({signal.SIGINT: keep, signal.SIGTERM: keep}):
+        with _handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), keep)):
             yield
     finally:
         for number in arrived:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from draftrt.failure_cli import Ending
 from draftrt.output_cli import OutputFolder
 from draftrt.validate.published import write_system
 from draftrt.validate.published_systems import SYSTEMS
 
 
-@click.command()
+@click.command(cls=Ending)
 @click.argument("names", nargs=-1, required=True, type=click.Choice(sorted(SYSTEMS)))
 @click.option("--out", required=True, type=OutputFolder(), help="Folder to write into.")
 @click.option("--whole-target", is_flag=True, help="Write the target's layers too.")

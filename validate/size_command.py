@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from draftrt.codec import to_json
+from draftrt.failure_cli import Ending
 from draftrt.output_cli import OutputFile, OutputFolder, write_output
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.validate.size_rows import GB, Row
@@ -16,7 +17,7 @@ from draftrt.validate.size_run import GROUPS, run_rows
 MISSED = 3
 
 
-@click.command()
+@click.command(cls=Ending)
 @click.option("--out", required=True, type=OutputFolder(), help="Scratch folder.")
 @click.option("--only", multiple=True, type=click.Choice(GROUPS), help="Repeatable. [default: all]")
 @click.option("--rivals", is_flag=True, help="Run TensorRT-Edge-LLM's exporter too.")

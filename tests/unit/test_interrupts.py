@@ -5,26 +5,37 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-# A module that takes a while to import, and says when it is half done.
+from tests.waiting import started
+
+# A module whose import lasts until it is told to go on, and that says when it is half done.
 SLOW = """
-import time
+import sys
 print("importing", flush=True)
-time.sleep(0.4)
+sys.stdin.readline()
 print("imported", flush=True)
 """
-PROGRAM = """
+# For ever, and steps of Python between which a handler can run. A signal that comes just before a
+# call that waits is handled after it only.
+FOREVER = """
 import time
+def forever():
+    while True:
+        time.sleep(0.01)
+def steps():
+    for _ in range(1000):
+        pass
+"""
+PROGRAM = """
 from draftrt.interrupts import ending_in_order
 try:
     with ending_in_order():
         import slow_module
         print("working", flush=True)
-        time.sleep(30)
+        forever()
 finally:
     print("cleaned up", flush=True)
 """
@@ -36,21 +47,21 @@ def test_a_signal_waits_for_an_import_and_then_unwinds(
     number: signal.Signals, when: str, tmp_path: Path, root: Path
 ) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW)
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(root)!r}]\n{PROGRAM}"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(root)!r}]\n{FOREVER}\n{PROGRAM}"
     said: list[str] = []
-    for line in process.stdout:
-        said.append(line.strip())
-        if said[-1] == when:
-            break
-    started = time.monotonic()
-    process.send_signal(number)
-    out, error = process.communicate(timeout=20)
-    said += out.split("\n")[:-1]
-    assert time.monotonic() - started < 10
+    with started([sys.executable, "-c", code]) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if when == "working":
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            said.append(line.strip())
+            if said[-1] == when:
+                break
+        process.send_signal(number)  # it is there before the process reads on
+        out, error = process.communicate("go on\n" if when == "importing" else None)
+    said += out.splitlines()
     assert said[:2] == ["importing", "imported"]
     assert said[-1] == "cleaned up"
     if number == signal.SIGINT:
@@ -62,46 +73,46 @@ def test_a_signal_waits_for_an_import_and_then_unwinds(
 
 # The signal comes while Python runs code whose exceptions it ignores.
 IGNORED = """
-import os, signal, time, weakref
+import os, weakref
 from draftrt.interrupts import ending_in_order
 class Thing:
     def __del__(self):
         if {is_finaliser}:
             os.kill(os.getpid(), {number})
-            time.sleep(0.1)
+            steps()
 def gone(reference):
     os.kill(os.getpid(), {number})
-    time.sleep(0.1)
+    steps()
 with ending_in_order():
     thing = Thing()
     kept = None if {is_finaliser} else weakref.ref(thing, gone)
     del thing
     print("went on", flush=True)
-    time.sleep(30)
+    forever()
 """
 TWICE = """
-import os, signal, time
+import os
 from draftrt.interrupts import ending_in_order
 try:
     with ending_in_order():
         try:
             os.kill(os.getpid(), {first})
-            time.sleep(30)
+            forever()
         finally:
             for number in {then}:
                 os.kill(os.getpid(), number)
-                time.sleep(0.1)
+                steps()
             print("cleaned up", flush=True)
 finally:
     os.kill(os.getpid(), {first})
-    time.sleep(0.1)
+    steps()
     print("at the end", flush=True)
 """
 
 
 def run_program(root: Path, text: str) -> tuple[int, str, str]:
-    code = f"import sys; sys.path.insert(0, {str(root)!r})\n{text}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    code = f"import sys; sys.path.insert(0, {str(root)!r})\n{FOREVER}\n{text}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -126,10 +137,10 @@ def test_later_signals_do_not_break_off_the_cleaning_up(first: signal.Signals, r
 
 # A signal comes with each file that is renamed or removed.
 WHOLE = """
-import os, sys, time
+import os, sys
 from pathlib import Path
 from draftrt.bundle import MANIFEST, new_bundle
-from draftrt.interrupts import ending_in_order
+from draftrt.interrupts import RETRY_S, ending_in_order
 place = Path(sys.argv[1])
 (place / MANIFEST).write_text("old")
 (place / "other").write_text("old")
@@ -137,7 +148,7 @@ def after(function):
     def called(*args, **named):
         result = function(*args, **named)
         os.kill(os.getpid(), {number})
-        time.sleep(0.02)
+        time.sleep(2 * RETRY_S)  # it is tried again meanwhile
         return result
     return called
 with ending_in_order():
@@ -145,7 +156,7 @@ with ending_in_order():
         (folder / MANIFEST).write_text("new")
         (folder / "other").write_text("new")
         {call} = after({call})
-    time.sleep(5)
+    forever()
 """
 
 
@@ -161,10 +172,26 @@ def test_a_bundle_is_replaced_whole(call: str, root: Path, tmp_path: Path) -> No
     assert found == {"manifest.json": "new", "other": "new"}
 
 
+def test_a_signal_that_had_to_wait_until_the_end_comes_there(root: Path) -> None:
+    text = """
+import os
+from draftrt.interrupts import ending_in_order, whole
+@whole
+def work():
+    os.kill(os.getpid(), {number})
+    steps()
+with ending_in_order():
+    work()
+    print("went on", flush=True)
+"""
+    number = int(signal.SIGTERM)
+    assert run_program(root, text.format(number=number)) == (128 + number, "went on\n", "")
+
+
 def test_other_ignored_exceptions_are_still_told(root: Path) -> None:
     text = IGNORED.format(is_finaliser=True, number=int(signal.SIGTERM))
     text = text.replace("os.kill(os.getpid(), 15)", "raise ValueError('told')")
-    code, out, error = run_program(root, text.replace("time.sleep(30)", "pass"))
+    code, out, error = run_program(root, text.replace("forever()", "pass"))
     assert (code, out) == (0, "went on\n")
     assert "ValueError: told" in error
 

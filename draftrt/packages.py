@@ -1,0 +1,52 @@
+"""Packages that a plain install leaves out, and the extra of draftrt that brings each."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from draftrt.errors import BackendError
+
+# Two extras may bring a package; this is the one that brings what its users here need beside it.
+EXTRAS = {
+    "onnx": "export",
+    "safetensors": "export",
+    "torch": "export",
+    "transformers": "hf",
+    "onnxruntime": "ort",
+    "polygraphy": "validate",
+    "tensorrt_rtx": "rtx",
+    "tensorrt": "trt",
+    "cuda": "rtx",
+}
+
+
+def require(*packages: str, what: str) -> None:
+    """Check that packages are installed, before work begins that would be lost without them.
+
+    Args:
+        packages: names of Python packages; they are not imported.
+        what: what needs them, as the subject of a sentence.
+
+    Raises:
+        BackendError: some are missing; the hint names the extras.
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise absence(*missing, what=what)
+
+
+def absence(*packages: str, what: str) -> BackendError:
+    """Return the error that packages are not installed, with the extras that bring them."""
+    extras = dict.fromkeys(EXTRAS[name] for name in packages)
+    return BackendError(
+        f"{what} needs the package {' and '.join(packages)}, which is not installed",
+        hint=f"pip install 'draftrt[{','.join(extras)}]'",
+    )
+
+
+def absence_in(error: ImportError, *, what: str) -> BackendError | None:
+    """Return the error that an import failed for want of such a package; None for other ones."""
+    name = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or name not in EXTRAS:
+        return None
+    return absence(name, what=what)
