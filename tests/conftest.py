@@ -15,9 +15,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A shell starts background jobs with SIGINT ignored, and a child inherits that: tests of interrupts
-# need the usual handling, however the tests were started.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def take_signals() -> None:
+    """Handle signals as a program in the foreground does, however the tests were started.
+
+    A shell starts background jobs with SIGINT and SIGQUIT ignored, `nohup` ignores SIGHUP, and
+    children inherit that; they inherit no handler. So a run under `nohup` lives on when the
+    terminal goes, and what it starts does not.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for one in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(one, signal.SIG_DFL)
+    for one in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(one) is signal.SIG_IGN:
+            signal.signal(one, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+take_signals()
 
 # Asked in a process of its own: a process that has touched CUDA can no longer be forked.
 COUNT_DEVICES = """

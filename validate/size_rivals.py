@@ -62,8 +62,15 @@ def _install(venv: Path, report: Callable[[str], None]) -> Path:
     return program
 
 
-def _run(words: Sequence[str]) -> tuple[float, int]:
-    """Run a program; return wall seconds and the peak memory of its process, polled."""
+def _run(
+    words: Sequence[str], on_poll: Callable[[int], None] = lambda peak: None
+) -> tuple[float, int]:
+    """Run a program; return wall seconds and the peak memory of its process, polled.
+
+    Args:
+        words: the program and its arguments.
+        on_poll: called with the peak in bytes each time it is looked at.
+    """
     started = perf_counter()
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         peak, done = [0], threading.Event()
@@ -77,6 +84,7 @@ def _run(words: Sequence[str]) -> tuple[float, int]:
                     return
                 if "VmHWM:" in text:
                     peak[0] = int(text.split("VmHWM:")[1].split()[0]) * 1024
+                    on_poll(peak[0])
 
         watcher = threading.Thread(target=poll)
         watcher.start()

@@ -182,10 +182,10 @@ def test_heavy_packages_wait_until_they_are_needed(root: Path, statement: str) -
 def test_importing_the_package_is_quick_and_loads_no_third_party_package(root: Path) -> None:
     probe = """
 import sys, time
-before, started = set(sys.modules), time.perf_counter()
+before, started = set(sys.modules), time.process_time()
 import draftrt
 draftrt.load
-taken = time.perf_counter() - started
+taken = time.process_time() - started
 import json
 names = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(json.dumps([taken, sorted(names - set(sys.stdlib_module_names) - {"draftrt"})]))

@@ -78,9 +78,7 @@ def test_a_second_build_is_found_in_the_manifest_unless_something_differs(
     plan = folder / first.entry.file
     written = plan.stat().st_mtime_ns
 
-    start = time.monotonic()
-    again = build_plan(folder, rtx())
-    assert time.monotonic() - start < 1.5
+    again = build_plan(folder, rtx(), check=lambda _: pytest.fail("it builds"))
     assert again.is_cached
     assert again.entry == first.entry
     assert plan.stat().st_mtime_ns == written

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +19,7 @@ from draftrt.engines.capabilities import Backend
 from draftrt.engines.options import BuildOptions
 from draftrt.errors import BuildError, BundleError
 from draftrt.spec import Precision
+from tests.waiting import is_gone, started, until
 
 pytestmark = pytest.mark.trt
 
@@ -125,14 +124,49 @@ def test_a_crash_of_the_builder_becomes_an_error_with_its_log(
     assert only_the_log_is_left(folder)
 
 
-def test_a_build_that_takes_too_long_is_stopped(make_bundle: MakeBundle) -> None:
+# The build process imports this first. It stops where a function is entered, and says so.
+HOLD = """
+import pathlib, signal, sys
+
+def stop_at(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == {function!r}:
+        if frame.f_code.co_filename.endswith("engines/worker.py"):
+            sys.setprofile(None)
+            pathlib.Path({held!r}).touch()
+            while True:
+                signal.pause()
+
+sys.setprofile(stop_at)
+"""
+Hold = Callable[[str], Path]
+
+
+@pytest.fixture
+def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
+    """Let the build processes started from now on stop in a function of the worker for good.
+
+    Returns:
+        Called with the function's name: the file that is there once a process has stopped.
+    """
+
+    def at(function: str) -> Path:
+        held = tmp_path / "hold" / "held"
+        held.parent.mkdir()
+        code = HOLD.format(function=function, held=str(held))
+        (held.parent / "sitecustomize.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", str(held.parent), prepend=os.pathsep)
+        return held
+
+    return at
+
+
+def test_a_build_that_takes_too_long_is_stopped(make_bundle: MakeBundle, hold: Hold) -> None:
     folder = make_bundle()
     options = BuildOptions(backend=Backend.TENSORRT_RTX, sms=(86,), timeout_s=0.3)
     before = children()
-    start = time.monotonic()
+    hold("build")
     with pytest.raises(BuildError, match=r"stopped at the time limit(.|\n)*--timeout"):
         build_plan(folder, options)
-    assert time.monotonic() - start < 3
     assert only_the_log_is_left(folder)
     assert children() <= before
 
@@ -144,14 +178,14 @@ def test_a_build_that_takes_too_long_is_stopped(make_bundle: MakeBundle) -> None
         (signal.SIGINT, "ended by SIGINT"),
     ],
 )
-@pytest.mark.parametrize("delay", [0.0, 0.3])  # seconds; into the builder's import
+@pytest.mark.parametrize("where", ["build", "write_plan"])  # before the builder's import, after it
 def test_a_killed_build_becomes_an_error(
-    make_bundle: MakeBundle, number: signal.Signals, text: str, delay: float
+    make_bundle: MakeBundle, hold: Hold, number: signal.Signals, text: str, where: str
 ) -> None:
-    folder, before = make_bundle(), children()
+    folder, before, held = make_bundle(), children(), hold(where)
 
     def kill(seconds: float) -> None:
-        if seconds > delay:
+        if held.exists():
             for pid in children() - before:
                 os.kill(pid, number)
 
@@ -160,11 +194,14 @@ def test_a_killed_build_becomes_an_error(
     assert only_the_log_is_left(folder)
 
 
-def test_a_failed_rebuild_keeps_the_plan_that_was_there(make_bundle: MakeBundle) -> None:
+def test_a_failed_rebuild_keeps_the_plan_that_was_there(
+    make_bundle: MakeBundle, hold: Hold
+) -> None:
     folder = make_bundle()
     entry = build_plan(folder, RTX86).entry
     plan, log = (folder / name for name in (entry.file, entry.log))
     before = plan.read_bytes(), log.read_text()
+    held = hold("build")
     with pytest.raises(BuildError):
         build_plan(
             folder,
@@ -173,6 +210,7 @@ def test_a_failed_rebuild_keeps_the_plan_that_was_there(make_bundle: MakeBundle)
         )
     assert (plan.read_bytes(), log.read_text()) == before
     assert Bundle.open(folder).manifest.plans == {entry.file: entry}
+    (held.parent / "sitecustomize.py").unlink()
     build_plan(folder, RTX86, force=True)
     assert not (folder / "plans" / LOG).exists()
 
@@ -202,35 +240,29 @@ def test_a_full_disk_becomes_an_error(make_bundle: MakeBundle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_an_interrupted_command_ends_its_child_and_leaves_only_the_log(
-    make_bundle: MakeBundle, root: Path, number: signal.Signals, status: int
+    make_bundle: MakeBundle, hold: Hold, root: Path, number: signal.Signals, status: int
 ) -> None:
-    folder = make_bundle()
+    folder, held = make_bundle(), hold("build")
     command = [sys.executable, "-m", "draftrt", "build", str(folder), "--sm", "86"]
-    process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 20
-    children_file = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (started := children_file.read_text().split()):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    worker = int(started[0])
-    process.send_signal(number)
-    process.communicate(timeout=20)
+    with started(command, cwd=root) as process:
+        until(held.exists, process=process)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(number)
+        _, error = process.communicate()
     assert process.returncode == status
-    while Path(f"/proc/{worker}").exists() and "State:\tZ" not in status_of(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert "Traceback" not in error
+    assert len(workers) == 1
+    until(lambda: is_gone(int(workers[0])))
     assert not list(folder.glob("plans/.*partial-*/reply.json"))  # it did not get to its end
     assert not list(folder.glob("plans/*.plan"))
     if number is not signal.SIGKILL:  # nothing can clean up after that one
         assert only_the_log_is_left(folder)
-
-
-def status_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return "State:\tZ"
