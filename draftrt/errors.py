@@ -9,6 +9,8 @@ DraftrtError                      printed without a traceback; carries ``hint``;
 ├── BundleError                    manifest and files disagree, or the folder cannot be written
 ├── BackendError                   a backend or package is missing, or cannot run on this machine
 ├── FeedError                      an array given to a graph does not fit its signature
+├── BusyError                      a loaded pair is in use, or a later call has taken its caches
+├── OptionError                    an option of a call is out of its range; exit code 2
 ├── ChoiceError                    a name that is in no table; lists the table; exit code 2
 └── ParityError                    checked, and different; exit code 3
 
@@ -71,6 +73,16 @@ class BackendError(DraftrtError):
 
 class FeedError(DraftrtError):
     """An array given to a graph does not fit its signature."""
+
+
+class BusyError(DraftrtError):
+    """A loaded pair is in use, or a later call has taken its caches."""
+
+
+class OptionError(DraftrtError, ValueError):
+    """An option of a call is of a wrong kind or out of its range."""
+
+    exit_code = 2
 
 
 class ChoiceError(DraftrtError):

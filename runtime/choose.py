@@ -77,7 +77,8 @@ class _RowView:
         self._seen: NDArray[np.bool_] | None = None
         if options.repetition_penalty != 1:
             self._seen = np.zeros(logits.shape[1], np.bool_)
-            self._seen[np.asarray(text_ids)] = True
+            ids = np.asarray(text_ids)
+            self._seen[ids[ids < self._seen.size]] = True  # a padded table has rows without logits
 
     def scores(self, row: int) -> NDArray[np.float64]:
         if self._seen is not None and row:

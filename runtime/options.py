@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+
+from draftrt.errors import OptionError
 
 MOST_THREADS = 1024  # more is a slip of the hand
+MOST_PENALTY = 1e6  # of repetition, and its inverse the least: no score overflows
 ProposalKind = Literal["argmax", "sampled"]
 PROPOSALS: tuple[ProposalKind, ...] = get_args(ProposalKind)
 ScheduleKind = Literal["all", "survival"]
@@ -18,6 +24,8 @@ class DecodeOptions:
 
     The filters apply to the target's distribution in the order repetition penalty, temperature,
     top-k, top-p, min-p (as in transformers); drafting only changes the speed, never the result.
+
+    Whole and real numbers of NumPy are taken as Python's own.
 
     Attributes:
         max_tokens: most new tokens; None for as many as the caches hold.
@@ -50,28 +58,85 @@ class DecodeOptions:
     proposal: ProposalKind = "argmax"
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
+        """Refuse values of a wrong kind or out of range.
 
         Raises:
-            ValueError: names the option, its value and its range.
+            OptionError: names every such option, its value and its range.
         """
-        ranges = {
-            "max_tokens": (self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
-            "min_tokens": (self.min_tokens >= 0, "at least 0"),
-            "temperature": (self.temperature >= 0, "at least 0"),
-            "top_k": (self.top_k >= 0, "at least 0"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "min_p": (0 <= self.min_p < 1, "at least 0 and below 1"),
-            "repetition_penalty": (self.repetition_penalty > 0, "above 0"),
-            "confidence_threshold": (0 <= self.confidence_threshold <= 1, "between 0 and 1"),
-            "schedule": (self.schedule in SCHEDULES, f"one of {list(SCHEDULES)}"),
-            "proposal": (self.proposal in PROPOSALS, f"one of {list(PROPOSALS)}"),
-        }
-        for name, (is_right, expected) in ranges.items():
-            if not is_right:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected {expected}")
+        wrong = []
+        for name, expected in RANGES.items():
+            value = getattr(self, name)
+            plain = _plain(name, value)
+            if plain is None and not (value is None and name in MAY_BE_NONE):
+                wrong.append(f"{name} is {value!r:.200}, expected {expected}")
+            object.__setattr__(self, name, plain)
+        if not wrong and self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            wrong = [
+                f"min_tokens is {self.min_tokens}, expected at most max_tokens, {self.max_tokens}"
+            ]
+        if wrong:
+            raise OptionError("; ".join(wrong))
 
     @property
     def is_greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature == 0
+
+
+# What each option may be, in the words of the error.
+RANGES = {
+    "max_tokens": "a whole number of at least 1",
+    "min_tokens": "a whole number of at least 0",
+    "stop_ids": "a set of whole numbers of at least 0",
+    "temperature": "a finite number of at least 0",
+    "top_k": "a whole number of at least 0",
+    "top_p": "a number above 0 and at most 1",
+    "min_p": "a number of at least 0 and below 1",
+    "repetition_penalty": f"a number between {1 / MOST_PENALTY} and {MOST_PENALTY:g}",
+    "seed": "a whole number of at least 0",
+    "confidence_threshold": "a number between 0 and 1",
+    "schedule": f"one of {list(SCHEDULES)}",
+    "proposal": f"one of {list(PROPOSALS)}",
+}
+MAY_BE_NONE = ("max_tokens", "stop_ids", "seed")
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return an option's value as Python's own number, text or set; None where it is wrong."""
+    if name in ("max_tokens", "min_tokens", "top_k", "seed"):
+        number = whole_number(value)
+        least = 1 if name == "max_tokens" else 0
+        return number if number is not None and number >= least else None
+    if name in ("schedule", "proposal"):
+        choices: tuple[str, ...] = SCHEDULES if name == "schedule" else PROPOSALS
+        return value if isinstance(value, str) and value in choices else None
+    if name == "stop_ids":
+        return _plain_ids(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        real = float(value)
+    except OverflowError:
+        return None
+    is_right = {
+        "temperature": 0 <= real < math.inf,
+        "top_p": 0 < real <= 1,
+        "min_p": 0 <= real < 1,
+        "repetition_penalty": 1 / MOST_PENALTY <= real <= MOST_PENALTY,
+        "confidence_threshold": 0 <= real <= 1,
+    }
+    return real if is_right[name] else None
+
+
+def _plain_ids(value: Any) -> frozenset[int] | None:
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
+        return None
+    ids = [whole_number(entry) for entry in value]
+    kept = frozenset(entry for entry in ids if entry is not None and entry >= 0)
+    return kept if all(entry is not None and entry >= 0 for entry in ids) else None
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number of Python or NumPy as an int; None for anything else, a bool too."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return int(value) if is_whole else None

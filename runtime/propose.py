@@ -20,6 +20,8 @@ from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.verify import DraftDistribution
 from draftrt.spec import DrafterSpec
 
+COLDEST_DRAW = 1e-3  # the lowest temperature at which drafts are drawn
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
@@ -70,8 +72,12 @@ class Sampler:
 
 
 def sampler_of(options: DecodeOptions, rng: np.random.Generator) -> Sampler | None:
-    """Return what draws the drafts under these options; None where they are the most probable."""
-    if options.is_greedy or options.proposal == "argmax":
+    """Return what draws the drafts under these options; None where they are the most probable.
+
+    Near temperature 0 a draw is the most probable draft, and is judged as that: the graph scales
+    its scores in float32, whose rounding would outgrow the noise and at last overflow.
+    """
+    if options.temperature < COLDEST_DRAW or options.proposal == "argmax":
         return None
     return Sampler(options.temperature, rng)
 

@@ -39,8 +39,7 @@ def adjusted_scores(
         scores[seen] = np.where(
             past > 0, past / options.repetition_penalty, past * options.repetition_penalty
         )
-    for token in forbidden:
-        scores[token] = -np.inf
+    scores[[token for token in forbidden if token < scores.size]] = -np.inf
     return scores
 
 
@@ -51,7 +50,8 @@ def probabilities(scores: NDArray[np.float64], options: DecodeOptions) -> NDArra
         scores: [V] float64 from `adjusted_scores`.
         options: temperature above 0, top-k, top-p, min-p.
     """
-    scores = (scores - scores.max()) / options.temperature
+    with np.errstate(over="ignore"):  # near temperature 0 all but the largest become minus infinity
+        scores = (scores - scores.max()) / options.temperature
     if 0 < options.top_k < scores.size:
         kth = np.partition(scores, -options.top_k)[-options.top_k]
         scores = np.where(scores < kth, -np.inf, scores)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from draftrt.errors import BundleError
+from draftrt.errors import BundleError, OptionError
 from draftrt.runtime.text import StopStrings, TextStream, load_tokenizer
 
 SPECIAL = 256
@@ -148,5 +148,5 @@ def test_nothing_of_a_stop_string_is_given_out(
 
 
 def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(ValueError, match="a stop string is empty"):
+    with pytest.raises(OptionError, match=r"stop has \[''\], expected texts of at least one"):
         StopStrings(["a", ""])
