@@ -3,7 +3,10 @@
 All that a sequence is stands in one immutable record, replaced in one step when a round is done.
 Both caches are brought back to that record before each round, so a generator that is closed, or
 interrupted inside a model, costs nothing but its unfinished round: `Decoder.resume` goes on from
-there, `Decoder.decode` starts anew. Knows no text and no model.
+there, `Decoder.decode` starts anew. The caches know which sequence they hold, so that of two that
+are decoded by turns the older one ends with an error and never with the other's text. Not for
+several threads at once: `draftrt.runtime.pair.Pair` lets them wait for each other. Knows no text
+and no model.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.errors import FeedError, UnsupportedError
+from draftrt.errors import BusyError, FeedError, UnsupportedError
 from draftrt.runtime.choose import Chooser
 from draftrt.runtime.drafter import Drafter, check_feature_size
 from draftrt.runtime.options import DecodeOptions
@@ -30,6 +33,7 @@ from draftrt.runtime.propose import (
 from draftrt.runtime.schedule import Costs, survival_length
 from draftrt.runtime.stats import FinishReason, Round
 from draftrt.runtime.target import Target, TargetRows
+from draftrt.runtime.turns import ONE_TEXT, claim
 
 NOTHING = Proposal(token_ids=np.zeros(0, np.int64))
 
@@ -43,12 +47,14 @@ class Committed:
         context_length: how many of them the drafter caches.
         features: [1, T, m*H_t] float32, features of the T tokens behind those, up to the anchor.
         num_rounds: rounds done, the prefill's included.
+        generation: number under which both caches were claimed for it.
     """
 
     token_ids: tuple[int, ...]
     context_length: int
     features: NDArray[np.float32]
     num_rounds: int
+    generation: int
 
 
 class Decoder:
@@ -178,7 +184,7 @@ class Decoder:
         chooser = Chooser(options, self._rng)
         while True:
             if run != self._run:
-                raise RuntimeError("another decoding was started on this decoder")
+                raise BusyError("another decoding was started on this decoder", hint=ONE_TEXT)
             if prompt_ids is not None:
                 one, prompt_ids = self._prefill(prompt_ids, chooser, options, limit), None
             else:
@@ -194,12 +200,17 @@ class Decoder:
         started = perf_counter()
         self._committed = None
         self.target.rollback(0)
+        generation = claim(self.target, self.drafter)
         rows = self.target.prefill(np.array(prompt_ids, np.int64), want_logits=chooser.want_logits)
         verified = perf_counter()
         token = chooser.accept(NOTHING, rows, prompt_ids, 0).bonus
         tokens, finish = _cut([token], options, room)
         self._committed = Committed(
-            token_ids=(*prompt_ids, token), context_length=0, features=rows.features, num_rounds=1
+            token_ids=(*prompt_ids, token),
+            context_length=0,
+            features=rows.features,
+            num_rounds=1,
+            generation=generation,
         )
         return Round(
             index=0,
@@ -248,16 +259,23 @@ class Decoder:
         """Bring both caches to the committed sequence, whatever an interrupted round left."""
         now = self._committed
         if now is None:
-            raise AssertionError("a round without a prefill")
+            raise BusyError("another prompt was begun on this decoder", hint=ONE_TEXT)
+        models = (self.target,) if self.drafter is None else (self.target, self.drafter)
+        if any(model.generation != now.generation for model in models):
+            raise BusyError(
+                f"the caches no longer hold this text of {len(now.token_ids)} tokens: another "
+                "decoder has used them since",
+                hint=ONE_TEXT,
+            )
         self.target.rollback(len(now.token_ids) - 1)
         if self.drafter is not None:
             self.drafter.crop(now.context_length)
         held = (self.target.length, self.drafter.context_length if self.drafter else 0)
         if held != (len(now.token_ids) - 1, now.context_length):
-            raise RuntimeError(
+            raise BusyError(
                 f"target and drafter cache {held} tokens, expected "
-                f"{(len(now.token_ids) - 1, now.context_length)}: another decoder has "
-                "used them since"
+                f"{(len(now.token_ids) - 1, now.context_length)}: they were rolled back since",
+                hint=ONE_TEXT,
             )
         return now
 
@@ -269,6 +287,7 @@ class Decoder:
             context_length=self.drafter.context_length if self.drafter else 0,
             features=rows.features[:, : len(tokens)].copy(),
             num_rounds=now.num_rounds + 1,
+            generation=now.generation,
         )
 
 

@@ -24,6 +24,7 @@ class Drafter:
     Attributes:
         spec: the drafter's facts.
         context_length: committed tokens whose K/V are in the cache.
+        generation: number of the sequence they belong to; 0 where nobody claimed them.
         capacity: rows of the cache, L.
         noise_shape: shape of the noise that makes drafts draws, [1, n, W]; None where the graph
             takes none.
@@ -32,7 +33,7 @@ class Drafter:
 
     def __init__(self, spec: DrafterSpec, session: GraphSession) -> None:
         self.spec = spec
-        self.context_length = 0
+        self.context_length = self.generation = 0
         self.capacity = int(cache_specs(session.signature)[0].shape[2])
         self._session = session
         shapes = {tensor.name: tensor.shape for tensor in session.signature.inputs}

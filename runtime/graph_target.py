@@ -26,6 +26,7 @@ class GraphTarget:
         feature_size: width of the features, m * H_t; 0 where the graph taps nothing.
         max_context: rows of its caches.
         length: tokens whose K/V are cached.
+        generation: number of the sequence they belong to; 0 where nobody claimed them.
     """
 
     def __init__(self, session: GraphSession, max_context: int) -> None:
@@ -46,7 +47,7 @@ class GraphTarget:
         self._has_features = FEATURES in specs
         self.feature_size = int(specs[FEATURES].shape[2]) if self._has_features else 0
         self.max_context = max_context
-        self.length = 0
+        self.length = self.generation = 0
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -81,10 +82,12 @@ class GraphTarget:
     def rollback(self, length: int) -> None:
         """Forget every cached token from position ``length`` on; 0 starts a new sequence."""
         self.length = min(self.length, length)
+        if length == 0:
+            self.generation = 0
 
     def skip_to(self, length: int) -> None:
         """Count the rows up to ``length`` as cached, whatever they hold: to measure times only."""
-        self.length = length
+        self.length, self.generation = length, 0
 
     def close(self) -> None:
         """Free the graph; calling it twice is harmless."""

@@ -29,6 +29,7 @@ class HfTarget:
 
     Attributes:
         length: tokens whose K/V are cached.
+        generation: number of the sequence they belong to; 0 where nobody claimed them.
         max_context: positions the model declares.
         feature_size: width of the features, m * H_t.
         num_layers: decoder layers.
@@ -77,7 +78,7 @@ class HfTarget:
         self._cache: Any = self._new_cache()
         self._layer_ids = tuple(layer_ids)
         self._taps: dict[int, Any] = {}
-        self.length = 0
+        self.length = self.generation = 0
         layers = self._model.get_decoder().layers
         self.num_layers = len(layers)
         self.max_context = int(config["max_position_embeddings"])
@@ -94,11 +95,11 @@ class HfTarget:
 
     def rollback(self, length: int) -> None:
         """Forget every cached token from position ``length`` on."""
+        self._check_open()
         if length == 0:
-            self._cache = self._new_cache()
-        for (
-            layer
-        ) in self._cache.layers:  # one by one: an interrupted call fills only the first ones
+            self._cache, self.generation = self._new_cache(), 0
+        # One by one: an interrupted call fills only the first layers.
+        for layer in self._cache.layers:
             excess = layer.get_seq_length() - length
             if excess > 0:
                 layer.crop(-excess)  # negative: a positive number is refused by transformers 5
@@ -110,6 +111,7 @@ class HfTarget:
         Raises:
             UnsupportedError: the decoder calls its final norm otherwise than ``norm``.
         """
+        self._check_open()
         decoder = self._model.get_decoder()
         norm = getattr(decoder, "norm", None)
         if norm is None:
@@ -128,8 +130,7 @@ class HfTarget:
         self._taps.clear()
 
     def _run(self, token_ids: NDArray[np.int64], num_rows: int, want_logits: bool) -> TargetRows:
-        if self._model is None:
-            raise BackendError("the target is closed", hint="load it again")
+        self._check_open()
         with self._torch.inference_mode():
             ids = self._torch.from_numpy(np.ascontiguousarray(token_ids))[None].to(self._device)
             out = self._model(
@@ -147,6 +148,10 @@ class HfTarget:
             )
         self.length += len(token_ids)
         return rows
+
+    def _check_open(self) -> None:
+        if self._model is None:
+            raise BackendError("the target is closed", hint="load it again")
 
     def _features(self, num_tokens: int) -> NDArray[np.float32]:
         if not self._layer_ids:

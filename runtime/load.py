@@ -80,7 +80,16 @@ def load(
     )
     costs = read_costs(bundle.manifest.notes, name)
     tokenizer = bundle.file("tokenizer")
-    return Pair(model, drafter, tokenizer, stop_ids, runs_as=name, costs=costs)
+    facts = bundle.manifest.target
+    return Pair(
+        model,
+        drafter,
+        tokenizer,
+        stop_ids,
+        runs_as=name,
+        costs=costs,
+        num_ids=facts.table_rows or facts.vocab_size,
+    )
 
 
 def _port(bundle: Bundle, target: Path | str | None, wanted: str | None) -> str:

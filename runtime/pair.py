@@ -5,7 +5,11 @@
         for chunk in pair.stream("The quick brown", DecodeOptions(max_tokens=64)):
             print(chunk, end="", flush=True)
 
-A batch of one is the design point; one pair decodes one text at a time.
+A batch of one is the design point; one pair decodes one text at a time. Calls of `Pair.generate`
+from several threads wait for each other, each for the whole of the one before. A stream holds
+nothing between two of its pieces, so one that is left unread blocks nobody: a later call, of
+whatever thread and kind, takes the caches, and the older stream ends with a `BusyError` when it is
+read on.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.closing import Closing
+from draftrt.errors import BundleError, OptionError
 from draftrt.runtime.chat import Message, render
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.drafter import Drafter
@@ -28,6 +33,8 @@ from draftrt.runtime.schedule import Costs
 from draftrt.runtime.stats import FinishReason, Round, Stats
 from draftrt.runtime.target import Target
 from draftrt.runtime.text import StopStrings, TextStream, load_tokenizer
+from draftrt.runtime.token_ids import check_messages, check_text, checked_ids, is_messages
+from draftrt.runtime.turns import InTurns, Turn
 
 Prompt = str | Sequence[Message] | Sequence[int] | NDArray[np.int64]
 
@@ -37,9 +44,9 @@ class Chunk:
     """What one round added; ``str()`` of it is the text.
 
     Attributes:
-        text: whole code points only; empty while one is incomplete or a stop string may begin.
-        token_ids: tokens of the round, up to the one that completed a stop string.
-        round: the round itself.
+        text: what is final; empty while a code point is incomplete or a stop string may begin.
+        token_ids: tokens of the round, up to the one at which a stop string was complete.
+        round: the round itself, its tokens cut there too.
         finish: why the text ends here; None when it goes on.
     """
 
@@ -57,9 +64,9 @@ class Completion:
     """A finished text.
 
     Attributes:
-        text: the new text, without stop string.
+        text: what prompt and new ids are as a text, less the prompt's; without stop string.
         prompt_ids: ids of the prompt.
-        token_ids: new ids, a stop token included.
+        token_ids: new ids, a stop token and those of a stop string included.
         finish: ``stop`` or ``length``.
         stats: acceptance and times.
     """
@@ -93,16 +100,30 @@ class Pair(Closing):
         *,
         runs_as: str = "",
         costs: Costs | None = None,
+        num_ids: int | None = None,
     ) -> None:
+        """Put the parts together; see `draftrt.load`.
+
+        Args:
+            target: the target.
+            drafter: the drafter, or None.
+            tokenizer_dir: folder of the tokenizer.
+            stop_ids: the target's own end-of-text ids.
+            runs_as: what runs it, in words.
+            costs: times measured for this way to run the bundle.
+            num_ids: ids that the target's table has rows for; None leaves their range unchecked.
+        """
         self.target = target
         self.drafter = drafter
         self.stop_ids = stop_ids
+        self._num_ids = num_ids
         self.runs_as = runs_as
         self.costs = costs
         self.tokenizer_dir = tokenizer_dir
         self._tokenizer = load_tokenizer(tokenizer_dir)
         self.decoder = Decoder(target, drafter, costs)
         self._plain = Decoder(target)
+        self._turn = Turn()
 
     def encode(
         self, prompt: str | Sequence[Message], chat_variables: Mapping[str, Any] | None = None
@@ -114,12 +135,34 @@ class Pair(Closing):
             chat_variables: further variables of the chat template, as ``enable_thinking``.
 
         Raises:
-            BundleError: the target has no chat template, or it refuses the messages.
+            BundleError: the target has no chat template, or it refuses the messages; or the
+                tokenizer cannot encode the text, or gives ids that the target has not.
+            FeedError: neither a text nor messages, or a text that is no valid Unicode.
         """
         if isinstance(prompt, str):
-            return tuple(self._tokenizer.encode(prompt).ids)
+            return self._encoded(prompt, add_special_tokens=True)
+        check_messages(prompt)
         text = render(self.tokenizer_dir, prompt, chat_variables or {})
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._encoded(text, add_special_tokens=False)
+
+    def _encoded(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        check_text(text)
+        try:
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # what tokenizers raises is Exception itself
+            raise BundleError(
+                f"{self.tokenizer_dir}: the tokenizer cannot encode the prompt: {error}",
+                hint="export the bundle again from the target's own folder",
+            ) from error
+        wrong = [token for token in ids if self._num_ids is not None and token >= self._num_ids]
+        if wrong:
+            raise BundleError(
+                f"{self.tokenizer_dir}: the tokenizer gives id {wrong[0]} "
+                f"({self._tokenizer.id_to_token(wrong[0])!r}), expected ids below {self._num_ids}, "
+                "the rows of the target's table",
+                hint="leave that token out of the prompt: the target knows nothing of it",
+            )
+        return tuple(ids)
 
     def rounds(
         self,
@@ -136,13 +179,12 @@ class Pair(Closing):
             speculate: False decodes with the target alone.
 
         Raises:
-            FeedError: prompt and wanted tokens do not fit the caches.
+            FeedError: no ids of the target, or prompt and wanted tokens do not fit the caches.
+            OptionError: options of a wrong kind, or stop ids that the target has not.
             UnsupportedError: a confidence threshold without a confidence head.
+            BusyError: while it is read: a later call has taken the caches.
         """
-        options = options or DecodeOptions()
-        if options.stop_ids is None:
-            options = replace(options, stop_ids=self.stop_ids)
-        return (self.decoder if speculate else self._plain).decode(prompt_ids, options)
+        return InTurns(self._rounds(prompt_ids, options, speculate=speculate), self._turn)
 
     def stream(
         self,
@@ -161,13 +203,16 @@ class Pair(Closing):
             speculate: False decodes with the target alone.
 
         Raises:
-            FeedError: prompt and wanted tokens do not fit the caches.
+            FeedError: no prompt (see `token_ids`), or it and the wanted tokens do not fit the
+                caches.
+            OptionError: options or stop strings of a wrong kind.
             UnsupportedError: a confidence threshold without a confidence head.
             BundleError: messages without a chat template.
+            BusyError: while it is read: a later call has taken the caches.
         """
-        options = options or DecodeOptions()
-        rounds = self.rounds(self._ids(prompt), options, speculate=speculate)
-        return _chunks(rounds, TextStream(self._tokenizer), StopStrings(stop), options.min_tokens)
+        prompt_ids = self._ids(prompt)
+        chunks = self._chunks(prompt_ids, options, stop, speculate=speculate)
+        return InTurns(chunks, self._turn)
 
     def generate(
         self,
@@ -177,9 +222,14 @@ class Pair(Closing):
         stop: Sequence[str] = (),
         speculate: bool = True,
     ) -> Completion:
-        """Decode to the end; arguments and errors as in `stream`."""
+        """Decode to the end; arguments and errors as in `stream`.
+
+        Calls of several threads wait for each other.
+        """
         prompt_ids = self._ids(prompt)
-        chunks = list(self.stream(prompt_ids, options, stop=stop, speculate=speculate))
+        steps = self._chunks(prompt_ids, options, stop, speculate=speculate)
+        with self._turn, closing(steps):
+            chunks = list(steps)
         return Completion(
             text="".join(chunk.text for chunk in chunks),
             prompt_ids=prompt_ids,
@@ -189,20 +239,47 @@ class Pair(Closing):
         )
 
     def close(self) -> None:
-        """Free target and drafter."""
-        if self.drafter is not None:
-            self.drafter.close()
-        self.target.close()
+        """Free target and drafter, after the call that is running in another thread."""
+        with self._turn:
+            if self.drafter is not None:
+                self.drafter.close()
+            self.target.close()
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            return self.encode(prompt)
-        messages = [entry for entry in prompt if isinstance(entry, Mapping)]
-        if not messages:
-            return tuple(int(entry) for entry in prompt if not isinstance(entry, Mapping))
-        if len(messages) < len(prompt):
-            raise TypeError("a prompt is a text, messages, or ids, not a mixture of them")
-        return self.encode(messages)
+        if isinstance(prompt, str) or is_messages(prompt):
+            return self.encode(prompt)  # type: ignore[arg-type]
+        return checked_ids(prompt, self._num_ids)
+
+    def _rounds(
+        self, prompt_ids: Any, options: DecodeOptions | None, *, speculate: bool
+    ) -> Generator[Round, None, None]:
+        """Return the rounds of checked ids and options, to be read under the turn."""
+        if options is not None and not isinstance(options, DecodeOptions):
+            raise OptionError(f"options are {options!r:.200}, expected DecodeOptions(...)")
+        if not isinstance(speculate, bool):
+            raise OptionError(f"speculate is {speculate!r:.200}, expected True or False")
+        ids = checked_ids(prompt_ids, self._num_ids)
+        options = options or DecodeOptions()
+        if options.stop_ids is None:
+            options = replace(options, stop_ids=self.stop_ids)
+        elif self._num_ids is not None and max(options.stop_ids, default=0) >= self._num_ids:
+            raise OptionError(
+                f"stop_ids has {max(options.stop_ids)}, expected ids below {self._num_ids}, the "
+                "rows of the target's table"
+            )
+        return (self.decoder if speculate else self._plain).decode(ids, options)
+
+    def _chunks(
+        self,
+        prompt_ids: tuple[int, ...],
+        options: DecodeOptions | None,
+        stop: Sequence[str],
+        *,
+        speculate: bool,
+    ) -> Generator[Chunk, None, None]:
+        rounds = self._rounds(prompt_ids, options, speculate=speculate)
+        text = TextStream(self._tokenizer, prompt_ids)
+        return _chunks(rounds, text, StopStrings(stop), options.min_tokens if options else 0)
 
 
 def _chunks(
@@ -222,6 +299,7 @@ def _chunks(
             if one.finish and not stops.found:
                 pieces += [stops.push(text.flush()), stops.flush()]
             finish: FinishReason | None = "stop" if stops.found else one.finish
-            yield Chunk(text="".join(pieces), token_ids=tuple(kept), round=one, finish=finish)
+            cut = replace(one, token_ids=tuple(kept), finish=finish)
+            yield Chunk(text="".join(pieces), token_ids=cut.token_ids, round=cut, finish=finish)
             if finish:
                 return

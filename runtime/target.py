@@ -2,10 +2,12 @@
 
 A target keeps the K/V of a sequence, gives its own next token for every row it is fed, and the
 context features a drafter conditions on. How it computes them is its own business. Writing one
-takes three methods over three facts; here is a complete one, for a model that counts upwards:
+takes three methods over three facts, and a number that it keeps for its caller; here is a complete
+one, for a model that counts upwards:
 
     class CountingTarget:
         feature_size, max_context, length = 4, 1000, 0
+        generation = 0                                # which sequence is cached: the loop sets it
 
         def prefill(self, token_ids, *, want_logits=False):
             rows = self.verify(token_ids, want_logits=want_logits)
@@ -56,7 +58,14 @@ class TargetRows:
 
 
 class Target(Protocol):
-    """A target with the K/V of one sequence."""
+    """A target with the K/V of one sequence.
+
+    Attributes:
+        generation: number of that sequence, see `draftrt.runtime.turns.claim`; 0 from
+            ``rollback(0)`` until somebody claims the cache.
+    """
+
+    generation: int
 
     @property
     def feature_size(self) -> int:

@@ -58,6 +58,7 @@ class FakeTarget:
         self.ids: list[int] = []
         self.calls: list[int] = []
         self.fail_after_rows: int | None = None
+        self.generation = 0
 
     @property
     def length(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftrt.errors import FeedError, UnsupportedError
+from draftrt.errors import BusyError, FeedError, UnsupportedError
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.drafter import Drafter
 from draftrt.runtime.options import DecodeOptions
@@ -192,16 +192,54 @@ def test_a_second_decoding_ends_the_first_loudly(toy: SimpleNamespace) -> None:
     first = decoder.decode(PROMPT, DecodeOptions(max_tokens=20))
     next(first)
     next(decoder.decode((1, 2), DecodeOptions(max_tokens=20)))
-    with pytest.raises(RuntimeError, match="another decoding was started"):
+    with pytest.raises(BusyError, match="another decoding was started"):
         next(first)
+    second = decoder.resume(DecodeOptions(max_tokens=2))
+    target: Any = decoder.target
+    target.fail_after_rows = 0
+    with pytest.raises(KeyboardInterrupt):
+        next(decoder.decode(PROMPT, DecodeOptions()))
+    with pytest.raises(BusyError, match="another prompt was begun"):
+        next(second)
 
 
-def test_two_decoders_on_one_target_do_not_mix_their_texts(toy: SimpleNamespace) -> None:
+@pytest.mark.parametrize("is_first_plain", [False, True], ids=["drafted first", "plain first"])
+@pytest.mark.parametrize("num_rounds", [1, 4], ids=["after the prefill", "after rounds"])
+@pytest.mark.parametrize("length", [1, 2, 5, 40], ids=["short", "shorter", "as long", "longer"])
+def test_two_decoders_on_one_target_do_not_mix_their_texts(
+    toy: SimpleNamespace, is_first_plain: bool, num_rounds: int, length: int
+) -> None:
+    decoder, target, _ = build(toy, (1,))
+    first, second = (Decoder(target), decoder) if is_first_plain else (decoder, Decoder(target))
+    rounds = first.decode(PROMPT, DecodeOptions(max_tokens=20))
+    for _ in range(num_rounds):
+        next(rounds)
+    other = (2, 7, 2, 7, 2) * 8
+    list(second.decode(other[:length], DecodeOptions(max_tokens=20)))
+    with pytest.raises(BusyError, match="another decoder has used them") as refusal:
+        next(rounds)
+    assert "one pair decodes one text at a time" in refusal.value.hint
+    again = tokens(list(first.decode(PROMPT, DecodeOptions(max_tokens=20))))
+    assert again == toy.greedy(PROMPT, 20)
+
+
+def test_two_targets_with_one_drafter_do_not_mix_their_contexts(toy: SimpleNamespace) -> None:
+    decoder, _, _ = build(toy, (1,))
+    rounds = decoder.decode(PROMPT, DecodeOptions(max_tokens=20))
+    for _ in range(3):
+        next(rounds)
+    other = Decoder(toy.target(), decoder.drafter)
+    list(other.decode((2, 7) * 20, DecodeOptions(max_tokens=20)))
+    with pytest.raises(BusyError, match="another decoder has used them"):
+        next(rounds)
+
+
+def test_a_target_rolled_back_by_hand_is_noticed(toy: SimpleNamespace) -> None:
     decoder, target, _ = build(toy, (1,))
     rounds = decoder.decode(PROMPT, DecodeOptions(max_tokens=20))
     next(rounds)
-    list(Decoder(target).decode((1, 2), DecodeOptions(max_tokens=2)))
-    with pytest.raises(RuntimeError, match="another decoder has used them"):
+    target.rollback(2)
+    with pytest.raises(BusyError, match="they were rolled back"):
         next(rounds)
 
 

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from draftrt.closing import Closing
-from draftrt.errors import BundleError, FeedError
+from draftrt.errors import BundleError, BusyError, FeedError
 from draftrt.runtime.backend import Arrays, fed_signature
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.drafter import Drafter
@@ -176,3 +176,17 @@ def test_a_graph_that_is_no_target_is_refused(toy: SimpleNamespace) -> None:
     with pytest.raises(BundleError, match="expected next_ids and logits") as refusal:
         GraphTarget(session, CAPACITY)
     assert "export the bundle again" in refusal.value.hint
+
+
+@pytest.mark.parametrize("way", ["rollback", "skip_to"])
+def test_rows_written_by_hand_belong_to_no_decoder(toy: SimpleNamespace, way: str) -> None:
+    target = GraphTarget(Session(toy), CAPACITY)
+    rounds = Decoder(target).decode(TEXT[:4], DecodeOptions(max_tokens=8))
+    next(rounds)
+    if way == "rollback":
+        target.rollback(0)
+        target.prefill(np.array(TEXT, np.int64))
+    else:
+        target.skip_to(20)
+    with pytest.raises(BusyError, match="another decoder has used them"):
+        next(rounds)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftrt.errors import BackendError, SpecError, UnsupportedError
+from draftrt.errors import BackendError, BusyError, SpecError, UnsupportedError
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.hf_target import HfTarget, check_same_target
 from draftrt.runtime.options import DecodeOptions
@@ -224,3 +224,31 @@ def test_another_target_than_the_exported_one_is_refused_before_it_is_loaded(
         refusal.value
     )
     assert "draftrt export" in refusal.value.hint
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["decoder", "by hand"])
+def test_a_text_does_not_go_on_with_the_cache_of_a_longer_one(folder: Path, by_hand: bool) -> None:
+    target = HfTarget(folder)
+    rounds = Decoder(target).decode(PROMPT[:4].tolist(), DecodeOptions(max_tokens=8))
+    next(rounds)
+    if by_hand:
+        target.rollback(0)
+        target.prefill(PROMPT)
+    else:
+        list(Decoder(target).decode(PROMPT.tolist(), DecodeOptions(max_tokens=8)))
+    with pytest.raises(BusyError, match="another decoder has used them"):
+        next(rounds)
+
+
+def test_a_closed_target_says_so_whatever_is_asked(folder: Path) -> None:
+    target = HfTarget(folder)
+    rounds = Decoder(target).decode(PROMPT.tolist(), DecodeOptions(max_tokens=8))
+    next(rounds)
+    target.close()
+    target.close()
+    with pytest.raises(BackendError, match="the target is closed"):
+        next(rounds)
+    with pytest.raises(BackendError, match="the target is closed"):
+        target.rollback(0)
+    with pytest.raises(BackendError, match="the target is closed"):
+        target.final_norm(np.zeros((1, 32), np.float32))

@@ -147,7 +147,7 @@ def test_a_prompt_may_be_ids_or_messages(toy: SimpleNamespace, folder: Path) -> 
     messages = [{"role": "user", "content": "ebf"}]
     assert pair.generate(messages, options).token_ids == expected.token_ids
     assert pair.encode(messages, {"tail": "a"}) == (3, 1, 4, 1, 5, 0)
-    with pytest.raises(TypeError, match="not a mixture"):
+    with pytest.raises(FeedError, match="the prompt mixes messages with 3"):
         pair.stream([*messages, 3])  # type: ignore[arg-type]
 
 
