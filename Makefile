@@ -20,6 +20,7 @@ OUT ?= build/engine/$(shell basename -- $(call quote,$(DRAFT)))
 PRECISION ?=
 QUANTIZE ?=
 SM ?=
+IGNORE_KEY ?=
 PROMPTS ?= tests/assets/prompts.txt
 
 VENV := .venv
@@ -41,7 +42,7 @@ stop = { echo "make: $(strip $(1))" >&2; exit 1; }
 .PHONY: help
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
-	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION QUANTIZE SM for engine; DRAFT TARGET PROMPTS for bench; PYTHON WORKERS PYTEST_ARGS'
+	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION QUANTIZE SM IGNORE_KEY for engine; DRAFT TARGET PROMPTS for bench; PYTHON WORKERS PYTEST_ARGS'
 
 # --- The main job -------------------------------------------------------------------------------
 
@@ -49,7 +50,8 @@ help: ## List these commands
 engine: $(STAMP) ## DRAFT and TARGET to ONNX, a TensorRT-RTX plan, parity and a sample run
 	$(BIN)/draftrt engine $(call quote,$(DRAFT)) --target $(call quote,$(TARGET)) \
 	  -o $(call quote,$(OUT)) $(call option,--precision,$(PRECISION)) \
-	  $(foreach one,$(QUANTIZE),$(call option,--quantize,$(one))) $(call option,--sm,$(SM))
+	  $(foreach one,$(QUANTIZE),$(call option,--quantize,$(one))) $(call option,--sm,$(SM)) \
+	  $(foreach one,$(IGNORE_KEY),$(call option,--ignore-key,$(one)))
 
 .PHONY: bench
 bench: BUNDLE := build/bench/$(shell basename -- $(call quote,$(DRAFT)))

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from draftrt.export.ignored import of_draft
 from draftrt.export.options import DEFAULT_CONTEXT, MOST_CONTEXT, ExportOptions
 from draftrt.export.outputs import EXTRA_OUTPUTS
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.places import WeightMode
 from draftrt.export.profile import Profile
 from draftrt.export.progress import ProgressBar
+from draftrt.ignore_cli import ignore_key_option
 from draftrt.output_cli import OutputFolder, check_replaced
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
@@ -60,12 +62,7 @@ from draftrt.spec import Precision
     default=None,
     help="Alignment, where the config leaves it open.",
 )
-@click.option(
-    "--ignore-key",
-    "ignore_keys",
-    multiple=True,
-    help="Unknown config key without effect; repeatable.",
-)
+@ignore_key_option
 @quantize_option
 @click.option(
     "--target-graph/--no-target-graph",
@@ -112,7 +109,7 @@ def export(
             "--outputs": outputs,
             "--sampled": sampled,
             "--sample-from-anchor": sample_from_anchor is not None,
-            "--ignore-key": ignore_keys,
+            "--ignore-key": of_draft(ignore_keys),
             "--no-target-graph": target_graph is False,
         }
         if given := [name for name, value in of_drafters.items() if value]:

@@ -33,6 +33,7 @@ def read_rope(
     layer_types: Sequence[str],
     *,
     rotates_whole: bool = False,
+    default_theta: float | None = None,
 ) -> RopeSpec:
     """Resolve the rotary embedding.
 
@@ -44,9 +45,10 @@ def read_rope(
         rotates_whole: the layers turn the whole head whatever ``partial_rotary_factor`` says, as
             the Qwen3 and Gemma-4 code that drafters are trained with does; their configs often
             copy that key from a target.
+        default_theta: where the config is silent and every runtime takes the same; None for none.
     """
     table, where = _parameters(facts, body, layer_types)
-    theta = _theta(facts, body, table, where)
+    theta = _theta(facts, body, table, where, default_theta)
     kind = _type(facts, table, where)
     partial = _partial(facts, body, table, where)
     if rotates_whole and partial != 1.0 and kind != "proportional":
@@ -59,7 +61,13 @@ def read_rope(
         rotary = 2
     if kind == "dynamic" and rotary == 2:
         facts.error(f"{where}: rope_type 'dynamic' needs more than 2 rotary dimensions")
-    unknown = sorted(set(table) - KNOWN)
+    if "attn_factor" in table and "attention_factor" not in table:
+        facts.error(
+            f"{where}.attn_factor: got {table['attn_factor']!r:.40}, which transformers does not "
+            "read and others multiply in",
+            "state attention_factor in its place, which every runtime reads",
+        )
+    unknown = sorted(set(table) - KNOWN - {"attn_factor"})
     if unknown:
         facts.error(
             f"{where}: unknown keys {unknown}",
@@ -168,7 +176,9 @@ def _partial(facts: Facts, body: str, table: dict[str, Any], where: str) -> floa
     return float(next(iter(stated.values()), 1.0))
 
 
-def _theta(facts: Facts, body: str, table: dict[str, Any], where: str) -> float:
+def _theta(
+    facts: Facts, body: str, table: dict[str, Any], where: str, default: float | None
+) -> float:
     outer, inner = facts.raw(f"{body}rope_theta"), table.get("rope_theta")
     stated = {
         path: value
@@ -184,6 +194,8 @@ def _theta(facts: Facts, body: str, table: dict[str, Any], where: str) -> float:
             f"rope theta is stated with different values: {stated}",
             "keep the one the checkpoint was trained with",
         )
+    if not stated and default is not None:
+        return default
     if not stated:
         facts.error(
             f"rope theta is missing, expected {body}rope_parameters.rope_theta or {body}rope_theta",

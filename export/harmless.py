@@ -32,7 +32,38 @@ GROUPS: tuple[tuple[str, str], ...] = (
         tie_encoder_decoder tied_encoder_decoder decoder_start_token_id
         """,
     ),
-    ("ids that a drafter never asks for", "pad_token_id bos_token_id eos_token_id sep_token_id"),
+    (
+        "ids and texts of tokens, and how a tokenizer pads; the tokenizer's own files say them",
+        """
+        pad_token_id bos_token_id eos_token_id sep_token_id cls_token_id unk_token_id bos_token
+        eos_token pad_token unk_token eos_token_ids padding_side pad_to_multiple_of
+        ignore_pad_tokens tokenizer_padding_side tokenizer_model_max_length add_bos_token
+        add_eos_token chat_template image_token_index video_token_index
+        """,
+    ),
+    (
+        "a mark that a trainer, a converter or another runtime leaves for itself",
+        """
+        unsloth_fixed unsloth_version is_llama_config transformers.js_config trust_remote_code
+        model_name model_id model_version keys_to_ignore_at_inference adapter_path
+        for_llm_compressor
+        """,
+    ),
+    (
+        "which kernel computes attention, not what it computes",
+        """
+        use_flash_attn use_flash_attention use_flash_attention_2 use_sdpa use_sdpa_attention
+        use_cache_kernel use_cache_quantization
+        """,
+    ),
+    (
+        "the longest text of a training or a runtime; caches have rows as max_position_embeddings "
+        "and --max-context say",
+        """
+        max_sequence_length model_max_length max_seq_len seq_length training_seqlen
+        max_model_len
+        """,
+    ),
     (
         "says how text is generated; draftrt takes that from its own options",
         """
@@ -51,7 +82,10 @@ GROUPS: tuple[tuple[str, str], ...] = (
         loss_type loss_weights confidence_loss_weight confidence_head_alpha kd_temperature seed
         trained_with training_config training_args train_config learning_rate lr warmup_ratio
         weight_decay optimizer num_epochs batch_size max_seq_length max_anchors embed_requires_grad
-        loss_decay_factor gamma selector_loss_weight block_sizes num_blocks
+        loss_decay_factor gamma selector_loss_weight block_sizes num_blocks neftune_noise_alpha
+        gradient_checkpointing use_reentrant_checkpointing attn_pdrop hidden_dropout_prob
+        attention_dropout_prob attention_probs_dropout_prob emb_dropout_prob residual_dropout
+        classifier_dropout fp16 bf16 fp32 initializer_factor
         """,
     ),
     (

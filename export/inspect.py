@@ -8,7 +8,7 @@ from typing import Any
 
 from draftrt.codec import to_json
 from draftrt.export.load import LoadedDrafter
-from draftrt.spec import DrafterSpec, LayerSpec, RopeSpec
+from draftrt.spec import DecoderSpec, DrafterSpec, LayerSpec, RopeSpec
 
 NESTED = {"rope", "layers", "sources", "warnings"}
 
@@ -89,6 +89,24 @@ def table(loaded: LoadedDrafter) -> Iterator[tuple[str, str, str]]:
         )
     for name, reason in loaded.ignored.items():
         yield "ignored tensor", name, reason
+
+
+def decoder_table(spec: DecoderSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield (fact, value, source) rows of a target's layers."""
+    heads = f"{spec.num_heads} heads of {spec.head_dim}, {spec.num_kv_heads} of keys and values"
+    tied = ", head tied to the embedding" if spec.tie_word_embeddings else ""
+    yield (
+        "target layers",
+        f"{spec.num_layers} of {spec.hidden_size}, {heads}{tied}",
+        "target config",
+    )
+    yield "target rope", _rope(spec.rope), spec.sources["rope"]
+    windows = sorted({window for window in spec.windows if window is not None})
+    count = sum(window is not None for window in spec.windows)
+    seen = (
+        f"{count} layers see {_plain(tuple(windows))} tokens" if count else "every layer sees all"
+    )
+    yield "target windows", seen, spec.sources["windows"]
 
 
 def _layers(spec: DrafterSpec) -> Iterator[tuple[str, str, str]]:

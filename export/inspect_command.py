@@ -8,11 +8,15 @@ from pathlib import Path
 import click
 
 from draftrt.bundle import MANIFEST, Bundle
-from draftrt.export.inspect import describe, table
+from draftrt.codec import to_json
+from draftrt.export.decoder_config import say_left_out, try_decoder
+from draftrt.export.ignored import of_draft, of_target
+from draftrt.export.inspect import decoder_table, describe, table
 from draftrt.export.inspect_bundle import bundle_table, describe_bundle
 from draftrt.export.load import load_drafter
 from draftrt.export.target import read_target
 from draftrt.export.target_files import check_target_files
+from draftrt.ignore_cli import ignore_key_option
 
 
 @click.command("inspect")
@@ -23,9 +27,7 @@ from draftrt.export.target_files import check_target_files
     default=None,
     help="Alignment, where the config leaves it open.",
 )
-@click.option(
-    "--ignore-key", "ignore_keys", multiple=True, help="Unknown config key without effect."
-)
+@ignore_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def inspect(
     draft: Path,
@@ -43,18 +45,26 @@ def inspect(
             raise click.UsageError(f"{draft} is a bundle: it was checked when it was made")
         _show_bundle(Bundle.open(draft), as_json=as_json)
         return
+    if target is None and of_target(ignore_keys):
+        raise click.UsageError("got --ignore-key target:... without --target")
     model = read_target(target) if target is not None else None
     loaded = load_drafter(
-        draft, model, sample_from_anchor=sample_from_anchor, ignore_keys=frozenset(ignore_keys)
+        draft, model, sample_from_anchor=sample_from_anchor, ignore_keys=of_draft(ignore_keys)
     )
     warnings = list(loaded.spec.warnings)
+    decoder = None
     if target is not None and model is not None:
         findings, remarks = check_target_files(target, model.spec)
         warnings += [finding.message for finding in findings] + remarks
+        decoder, problem = try_decoder(model, of_target(ignore_keys))
+        warnings += [] if problem is None else [say_left_out(problem)]
     if as_json:
-        click.echo(json.dumps({**describe(loaded), "warnings": warnings}, indent=1))
+        about = describe(loaded) | {"warnings": warnings}
+        if model is not None:
+            about["target_graph"] = None if decoder is None else to_json(decoder)
+        click.echo(json.dumps(about, indent=1))
         return
-    _show(list(table(loaded)))
+    _show([*table(loaded), *(() if decoder is None else decoder_table(decoder))])
     for line in warnings:
         click.echo(f"warning: {line}", err=True)
 

@@ -13,8 +13,9 @@ from draftrt.bundle import (
     sha256_of,
     write_manifest,
 )
-from draftrt.errors import DraftrtError, SpecError, UnsupportedError, collect
-from draftrt.export.decoder_config import read_decoder
+from draftrt.errors import ChoiceError, DraftrtError, SpecError, collect
+from draftrt.export.decoder_config import read_decoder, say_left_out, try_decoder
+from draftrt.export.ignored import OF_TARGET, of_draft, of_target
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.options import ExportOptions, Report, max_context
 from draftrt.export.placing import place_draft, place_target
@@ -56,14 +57,14 @@ def export_bundle(
                 draft,
                 model,
                 sample_from_anchor=options.sample_from_anchor,
-                ignore_keys=options.ignore_keys,
+                ignore_keys=of_draft(options.ignore_keys),
             )
         except DraftrtError as error:
             collect([error, *findings])
             raise
         warnings += loaded.spec.warnings
     collect(findings)
-    decoder = _decoder(model, options, loaded is None, report)
+    decoder, left_out = choose_decoder(model, options, is_alone=loaded is None)
     check_quantised(options, has_draft=loaded is not None, has_target=decoder is not None)
     for line in warnings:
         report(f"warning: {line}")
@@ -79,6 +80,8 @@ def export_bundle(
             folder, _manifest(model, loaded, decoder, graphs, folder, notes, files, options)
         )
     report(f"bundle: {out}")
+    if left_out is not None:
+        report(f"warning: {say_left_out(left_out)}")
     return out
 
 
@@ -133,19 +136,28 @@ def _write_graphs(
     return graphs
 
 
-def _decoder(
-    model: Target, options: ExportOptions, is_alone: bool, report: Report
-) -> DecoderSpec | None:
-    """Resolve the target's layers; without an explicit wish, an unsupported one is only told."""
+def choose_decoder(
+    model: Target, options: ExportOptions, *, is_alone: bool
+) -> tuple[DecoderSpec | None, DraftrtError | None]:
+    """Resolve the layers of a target whose graph is exported.
+
+    Returns:
+        The layers, None where none is wished; and where one was not demanded and cannot be, why.
+
+    Raises:
+        DraftrtError: a graph that is demanded cannot be exported, or a key is named in vain.
+    """
+    ignore = of_target(options.ignore_keys)
     if options.target_graph is False and not is_alone:
-        return None
-    try:
-        return read_decoder(model)
-    except (UnsupportedError, SpecError) as error:
-        if options.target_graph is True or is_alone:
-            raise
-        report(f"target graph: left out. {error.message}. The Hugging Face port runs this target.")
-        return None
+        if ignore:
+            raise ChoiceError(
+                f"--ignore-key {', '.join(OF_TARGET + key for key in sorted(ignore))}: the "
+                "target's graph is not exported, expected keys of the drafter"
+            )
+        return None, None
+    if options.target_graph is True or is_alone:
+        return read_decoder(model, ignore), None
+    return try_decoder(model, ignore)
 
 
 def _manifest(

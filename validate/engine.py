@@ -45,6 +45,8 @@ class EngineOptions:
             run then uses an fp32 export of the same drafter, which is not kept, and parity the
             float32 twin of the graph.
         quantization: graph name to the parts whose weights are stored quantised.
+        ignore_keys: unknown config keys declared to be without effect; ``target:`` before those of
+            the target.
         backend: builder of the plan.
         sms: compute capabilities of the plan; empty only for classic TensorRT, which builds for
             the GPU of the machine.
@@ -55,6 +57,7 @@ class EngineOptions:
 
     precision: Precision = Precision.FP16
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
+    ignore_keys: frozenset[str] = frozenset()
     backend: Backend = Backend.TENSORRT_RTX
     sms: tuple[int, ...] = DEFAULT_SMS
     prompt: str = DEFAULT_PROMPT
@@ -149,7 +152,10 @@ def make_engine(
         return value
 
     chosen = ExportOptions(
-        precision=options.precision, quantization=options.quantization, force=True
+        precision=options.precision,
+        quantization=options.quantization,
+        ignore_keys=options.ignore_keys,
+        force=True,
     )
     bundle = step(
         "export",
@@ -234,6 +240,7 @@ def _on_cpu(
     draft: Path, target: Path, out: Path, chosen: EngineOptions, report: Callable[[str], None]
 ) -> Iterator[Path]:
     """Give a bundle that ONNX Runtime's CPU kernels can run."""
+    from draftrt.export.ignored import of_draft
     from draftrt.export.options import ExportOptions
     from draftrt.export.pipeline import export_bundle
 
@@ -242,7 +249,11 @@ def _on_cpu(
         return
     report("no bf16 kernels on this CPU: the run uses an fp32 export of the drafter")
     with tempfile.TemporaryDirectory(prefix="draftrt-fp32-") as name:
-        options = ExportOptions(quantization=chosen.quantization, target_graph=False)
+        options = ExportOptions(
+            quantization=chosen.quantization,
+            ignore_keys=of_draft(chosen.ignore_keys),
+            target_graph=False,
+        )
         yield export_bundle(draft, target, Path(name) / "bundle", options, report)
 
 

@@ -9,6 +9,7 @@ import click
 
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.command import parse_sms
+from draftrt.ignore_cli import ignore_key_option
 from draftrt.output_cli import OutputFolder, check_replaced
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
@@ -45,6 +46,7 @@ TEXT_LINES = 6
     "export that is not kept.",
 )
 @quantize_option
+@ignore_key_option
 @click.option(
     "--sm",
     "sms",
@@ -79,6 +81,7 @@ def engine(
     out: Path,
     precision: str,
     quantization: dict[str, dict[Part, Scheme]],
+    ignore_keys: tuple[str, ...],
     sms: tuple[int, ...] | None,
     backend: str,
     prompt: str,
@@ -99,6 +102,7 @@ def engine(
     options = EngineOptions(
         precision=Precision(precision),
         quantization=quantization,
+        ignore_keys=frozenset(ignore_keys),
         backend=chosen,
         sms=sms if sms is not None else (() if FACTS[chosen].needs_gpu else DEFAULT_SMS),
         prompt=prompt,

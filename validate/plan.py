@@ -9,15 +9,16 @@ from pathlib import Path
 from draftrt.bundle import MANIFEST, Bundle
 from draftrt.engines.devices import Device
 from draftrt.engines.memory import GraphMemory, bundle_memory, graph_memory, num_steps
-from draftrt.errors import SpecError, UnsupportedError
+from draftrt.errors import SpecError
 from draftrt.export.checkpoint import check_folder, read_headers
-from draftrt.export.decoder_config import read_decoder
+from draftrt.export.decoder_config import say_left_out
+from draftrt.export.ignored import of_draft
 from draftrt.export.load import LoadedDrafter, load_drafter
 from draftrt.export.options import ExportOptions, max_context
-from draftrt.export.pipeline import check_quantised
+from draftrt.export.pipeline import check_quantised, choose_decoder
 from draftrt.export.placing import place_draft, place_target
 from draftrt.export.signature import draft_signature
-from draftrt.export.target import Target, read_target
+from draftrt.export.target import read_target
 from draftrt.export.target_files import TOKENIZER_FILES
 from draftrt.export.target_signature import target_signature
 from draftrt.export.weight_files import PlacedWeights, WeightFiles
@@ -131,9 +132,12 @@ def _plan_checkpoints(
         draft,
         model,
         sample_from_anchor=options.sample_from_anchor,
-        ignore_keys=options.ignore_keys,
+        ignore_keys=of_draft(options.ignore_keys),
     )
-    decoder, remark = _decoder(model, options)
+    decoder, left_out = choose_decoder(model, options, is_alone=False)
+    remark = "" if left_out is None else say_left_out(left_out)
+    if options.target_graph is False:
+        remark = "the target is not exported"
     check_quantised(options, has_draft=True, has_target=decoder is not None)
     rows = max_context(options, loaded.spec, decoder)
     _check_context(context, rows, f"pass --max-context {context} too")
@@ -171,15 +175,6 @@ def _check_context(context: int | None, rows: int, hint: str) -> None:
             f"--context: got {context} tokens, expected at most the {rows} rows of each cache",
             hint=hint,
         )
-
-
-def _decoder(model: Target, options: ExportOptions) -> tuple[DecoderSpec | None, str]:
-    if options.target_graph is False:
-        return None, "the target is not exported"
-    try:
-        return read_decoder(model), ""
-    except (SpecError, UnsupportedError) as error:
-        return None, f"the target is not exported: {error.message}"
 
 
 def _graphs(

@@ -11,6 +11,7 @@ from draftrt.bundle import MANIFEST
 from draftrt.engines.devices import DEVICES, find_device
 from draftrt.export.options import MOST_CONTEXT, ExportOptions
 from draftrt.export.places import WeightMode
+from draftrt.ignore_cli import ignore_key_option
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision
@@ -25,6 +26,7 @@ OF_EXPORTS = (
     "target_graph",
     "weights",
     "sample_from_anchor",
+    "ignore_keys",
 )
 
 
@@ -62,6 +64,7 @@ OF_EXPORTS = (
     default=None,
     help="Alignment, where the config leaves it open.",
 )
+@ignore_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def plan(
@@ -76,6 +79,7 @@ def plan(
     target_graph: bool | None,
     weights: str,
     sample_from_anchor: bool | None,
+    ignore_keys: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Tell memory, disk and break-even of drafter DRAFT and its target, or of the bundle DRAFT.
@@ -92,6 +96,7 @@ def plan(
         target_graph=target_graph,
         weights=WeightMode(weights),
         sample_from_anchor=sample_from_anchor,
+        ignore_keys=frozenset(ignore_keys),
     )
     is_all = not names or "all" in names
     devices = list(DEVICES.values()) if is_all else [find_device(name) for name in names]
