@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from draftrt.export.check import check_graph
 from draftrt.export.check_extent import is_small
 from draftrt.export.check_sampled import check_draft_sampled
 from draftrt.export.drafter import Drafter, SampledDrafter
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layers import plan_layers, state_names, write_layers
 from draftrt.export.load import LoadedDrafter
 from draftrt.export.options import ExportOptions, Report, max_context
@@ -60,7 +62,7 @@ def write_draft_graph(
         f"trace: {spec.family.value}, {spec.num_layers} layers, {precision.value}, "
         f"max_context {context}"
     )
-    model = _traced(spec, weights, options, context)
+    model = record_draft(spec, weights.tensors, options, context)
     path = folder / DRAFT_FILE
     tensors = write_graph_of(model, weights, path, {CAPACITY: context})
     finish = partial(finish_weights, path, weights, (fixed, flexible), report)
@@ -87,14 +89,23 @@ def _signature(
     )
 
 
-def _traced(spec: DrafterSpec, weights: PlacedWeights, options: ExportOptions, context: int) -> Any:
-    """Trace a layer of each kind and return the whole graph."""
+def record_draft(
+    spec: DrafterSpec, weights: Mapping[str, GraphTensor], options: ExportOptions, context: int
+) -> Any:
+    """Return the whole graph of a drafter, a layer of each kind traced; its weights are only named.
+
+    Args:
+        spec: the drafter.
+        weights: shape and element type of every weight; no content is read.
+        options: see `ExportOptions`.
+        context: rows of each cache.
+    """
     plan = plan_layers(spec.layers)
     few = replace(
         spec, layers=tuple(spec.layers[i] for i in plan.traced), num_layers=len(plan.traced)
     )
-    names = [*tensor_shapes(few), *(name for name in weights.tensors if name.startswith("rope."))]
-    tensors = {name: weights.tensors[plan.name_in_model(name)] for name in names}
+    names = [*tensor_shapes(few), *(name for name in weights if name.startswith("rope."))]
+    tensors = {name: weights[plan.name_in_model(name)] for name in names}
     kind = SampledDrafter if options.sampled else Drafter
     module = kind(
         few,

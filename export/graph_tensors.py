@@ -112,7 +112,7 @@ def draft_tensors(
         if name in ("lm_head.weight", "markov_head.markov_w2.weight") and ref.shape[0] > limit:
             ref = ref.rows(0, limit)
         made[name] = GraphTensor(name, ref.shape, graph_dtype(name, precision), ref)
-    return made | _tables(spec.rope, max_context)
+    return made | rope_tensors(spec.rope, max_context)
 
 
 def target_tensors(
@@ -135,7 +135,7 @@ def target_tensors(
         made[name] = GraphTensor(name, shape, graph_dtype(name, precision), ref)
     for window in dict.fromkeys(spec.windows):
         embedding, prefix = rope_of(spec, window)
-        made |= _tables(embedding, max_context, prefix)
+        made |= rope_tensors(embedding, max_context, prefix)
     return made
 
 
@@ -189,7 +189,9 @@ def _problems(
     ]
 
 
-def _tables(embedding: RopeSpec, max_context: int, prefix: str = ROPE) -> dict[str, GraphTensor]:
+def rope_tensors(
+    embedding: RopeSpec, max_context: int, prefix: str = ROPE
+) -> dict[str, GraphTensor]:
     """Return the constants of a rotary embedding, computed once when the first is read."""
 
     @cache

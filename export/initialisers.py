@@ -12,16 +12,19 @@ from typing import Any
 
 import torch
 
+from draftrt.errors import BundleError
 from draftrt.export.graph_tensors import GraphTensor
+from draftrt.export.onnx_file import read_onnx
 from draftrt.export.quantized_file import QuantizedRef
 from draftrt.export.quantized_graph import CODES, SCALES
 from draftrt.export.tensor_ref import TensorRef, from_tensor
 from draftrt.quantization import HEAD, TABLES, Scheme
 
+DAMAGED = "the file may be damaged: restore it, or export again"
+
 
 def read_initialisers(path: Path) -> dict[str, TensorRef]:
     """Return every float and int64 initialiser of a graph, its external data unread, by name."""
-    import onnx
     from onnx import TensorProto
 
     kinds = {
@@ -35,7 +38,7 @@ def read_initialisers(path: Path) -> dict[str, TensorRef]:
         TensorProto.INT8: Scheme.INT8,
         TensorProto.FLOAT8E4M3FN: Scheme.FP8,
     }
-    found = onnx.load(str(path), load_external_data=False).graph.initializer
+    found = read_onnx(path).graph.initializer
     refs = {
         tensor.name: _ref(tensor, kinds[tensor.data_type], path)
         for tensor in found
@@ -44,7 +47,11 @@ def read_initialisers(path: Path) -> dict[str, TensorRef]:
     for tensor in found:
         if tensor.data_type in schemes and tensor.name.endswith(CODES):
             name = tensor.name.removesuffix(CODES)
-            scales = refs.pop(name + SCALES)
+            scales = refs.pop(name + SCALES, None)
+            if scales is None:
+                raise BundleError(f"{path}: {name} has codes and no scales", hint=DAMAGED)
+            if name == TABLES[1] and name in refs:  # looked up quantised, multiplied with as it is
+                refs.setdefault(HEAD, refs[name])
             refs[name] = _quantised(tensor, name, scales, schemes[tensor.data_type], path)
     return refs
 
@@ -53,7 +60,7 @@ def load_whole(path: Path) -> Any:
     """Return an ONNX file with its external data, linked or not, as ``onnx.ModelProto``."""
     import onnx
 
-    model = onnx.load(str(path), load_external_data=False)
+    model = read_onnx(path)
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             file, offset = _place(tensor, path)
@@ -120,4 +127,7 @@ def _quantised(
 
 def _place(tensor: Any, path: Path) -> tuple[Path, int]:
     place = {item.key: item.value for item in tensor.external_data}
-    return path.parent / place["location"], int(place.get("offset", "0"))
+    try:
+        return path.parent / place["location"], int(place.get("offset", "0"))
+    except (KeyError, ValueError) as error:
+        raise BundleError(f"{path}: {tensor.name} lies nowhere: {place}", hint=DAMAGED) from error

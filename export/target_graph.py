@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from draftrt.export.check_extent import is_small
 from draftrt.export.check_target import check_target, check_target_sampled
 from draftrt.export.decoder import Decoder
 from draftrt.export.decoder_shapes import decoder_shapes
+from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layers import plan_layers, state_name, state_names, write_layers
 from draftrt.export.options import ExportOptions, Report
 from draftrt.export.placing import TARGET_FILE
@@ -49,7 +51,7 @@ def write_target_graph(
         target_signature(spec, taps, precision, context, is_flexible=flag) for flag in (False, True)
     )
     report(f"trace: target, {spec.num_layers} layers, {precision.value}, max_context {context}")
-    model = _traced(spec, taps, weights, options, context)
+    model = record_target(spec, taps, weights.tensors, options, context)
     path = folder / TARGET_FILE
     tensors = write_graph_of(model, weights, path, {CAPACITY: context})
     finish = partial(finish_weights, path, weights, (fixed, flexible), report)
@@ -62,22 +64,30 @@ def write_target_graph(
     return entry_of(path, weights, options, context, fixed)
 
 
-def _traced(
+def record_target(
     spec: DecoderSpec,
     taps: tuple[int, ...],
-    weights: PlacedWeights,
+    weights: Mapping[str, GraphTensor],
     options: ExportOptions,
     context: int,
 ) -> Any:
-    """Trace a layer of each kind and return the whole graph."""
+    """Return the whole graph of a target, a layer of each kind traced; its weights are only named.
+
+    Args:
+        spec: the target's layers.
+        taps: layers whose outputs a drafter reads.
+        weights: shape and element type of every weight; no content is read.
+        options: see `ExportOptions`.
+        context: rows of each cache.
+    """
     plan = plan_layers(spec.windows)
     few = replace(
         spec,
         windows=tuple(spec.windows[index] for index in plan.traced),
         num_layers=len(plan.traced),
     )
-    names = [*decoder_shapes(few), *(name for name in weights.tensors if name.startswith("rope."))]
-    tensors = {name: weights.tensors[plan.name_in_model(name)] for name in names}
+    names = [*decoder_shapes(few), *(name for name in weights if name.startswith("rope."))]
+    tensors = {name: weights[plan.name_in_model(name)] for name in names}
     module = Decoder(
         few,
         placeholders(

@@ -20,6 +20,7 @@ from draftrt.validate.runners import require
 
 if TYPE_CHECKING:
     from draftrt.export.drafter import Drafter
+    from draftrt.export.manifest_graphs import FileFindings
 
 NUM_ROUNDS = 4
 ROOM = 48  # rows of context beyond the largest window
@@ -34,7 +35,8 @@ class GraphSearch:
         num_rounds: rounds compared.
         num_places: places that the reference shows and the graph has.
         num_sessions: sessions opened.
-        divergence: the first difference; None where there is none.
+        divergence: the first difference of a value; None where there is none.
+        facts: the file against the nodes and rotary tables that the manifest's facts give.
     """
 
     file: str
@@ -42,6 +44,12 @@ class GraphSearch:
     num_places: int
     num_sessions: int
     divergence: Divergence | None
+    facts: FileFindings
+
+    @property
+    def is_same(self) -> bool:
+        """Whether neither a value nor a node differs."""
+        return self.divergence is None and bool(self.facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +75,7 @@ class BisectReport:
     def is_same(self) -> bool:
         """Whether nothing differs."""
         is_other = self.fresh is not None and self.fresh.is_different
-        return not is_other and all(one.divergence is None for one in self.searches)
+        return not is_other and all(one.is_same for one in self.searches)
 
 
 def bisect_bundle(
@@ -93,11 +101,12 @@ def bisect_bundle(
         BackendError: a package is missing, or ONNX Runtime refuses the graph.
         DraftrtError: bundle or checkpoint cannot be read.
     """
-    from draftrt.export.reference import module_from_bundle
-
     bundle = Bundle.open(path)
     entry = bundle.graph("draft")
     require("onnx", "onnxruntime")
+    from draftrt.export.manifest_graphs import compare_with_facts
+    from draftrt.export.reference import module_from_bundle
+
     fresh = None if checkpoint is None else read_fresh(bundle, checkpoint, target)
     why = "" if fresh is None else incomparable(bundle.drafter(), fresh.spec)
     searches = []
@@ -107,8 +116,8 @@ def bisect_bundle(
             module = module_from_bundle(bundle, is_wide=is_twin)
         else:
             module = _fresh_module(bundle, fresh, is_wide=is_twin)
-        for file in filter(None, (entry.file, entry.flexible)):
-            searches.append(_search_file(bundle, file, module, num_rounds))
+        for facts in compare_with_facts(bundle, "draft"):
+            searches.append(_search_file(bundle, facts, module, num_rounds))
     return BisectReport(
         bundle=bundle.path,
         precision=entry.precision,
@@ -157,8 +166,10 @@ def _runnable(bundle: Bundle, file: str, precision: Precision) -> Iterator[Path]
         yield twin
 
 
-def _search_file(bundle: Bundle, file: str, module: Drafter, num_rounds: int) -> GraphSearch:
-    spec, entry = module.spec, bundle.graph("draft")
+def _search_file(
+    bundle: Bundle, facts: FileFindings, module: Drafter, num_rounds: int
+) -> GraphSearch:
+    spec, entry, file = module.spec, bundle.graph("draft"), facts.file
     precision = Precision.FP32 if entry.precision is Precision.BF16 else entry.precision
     windows = [layer.window for layer in spec.layers if layer.window is not None]
     reach = min(entry.max_context, max([0, *windows]) + 2 * spec.block_size + ROOM)
@@ -171,7 +182,9 @@ def _search_file(bundle: Bundle, file: str, module: Drafter, num_rounds: int) ->
         precision=precision,
     )
     with _runnable(bundle, file, entry.precision) as path:
-        search = Search(graph=Graph(path), rounds=rounds, spec=spec, precision=precision)
+        search = Search(
+            graph=Graph(path), rounds=rounds, spec=spec, precision=precision, edits=facts.nodes
+        )
         divergence = search.first()
     return GraphSearch(
         file=file,
@@ -179,4 +192,5 @@ def _search_file(bundle: Bundle, file: str, module: Drafter, num_rounds: int) ->
         num_places=len(search.places),
         num_sessions=search.marked.num_sessions,
         divergence=divergence,
+        facts=facts,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from draftrt.validate.bisect_graph import MOVES, attributes_of
 from draftrt.validate.bisect_reference import INTO, KEYS, MASK, OUT, QUERY, Place
 from draftrt.validate.bisect_run import ReferenceRound
 from draftrt.validate.fresh import factor_of
+
+if TYPE_CHECKING:
+    from draftrt.export.graph_differences import NodeDifference
 
 FLOAT16 = 10  # onnx.TensorProto.FLOAT16
 CARRIES = (*MOVES, "Slice", "Concat", "Tile", "Shape", "Gather", "Range")
@@ -29,8 +32,11 @@ USUAL = (
      "features above 65504"),
     ("hidden_norm", "a missing norm, another epsilon, or normed features"),
     ("embed_tokens", "the mask token id, another embedding table, or the anchor"),
-    ("q_norm", "norms of queries and keys exchanged, another epsilon, a norm over all heads"),
-    ("k_norm", "norms of queries and keys exchanged, another epsilon, a norm over all heads"),
+    ("q_norm", "norms of queries and keys exchanged, one left out, another epsilon or weight, or "
+     "heads in another order"),
+    ("k_norm", "norms of queries and keys exchanged, one left out, another epsilon or weight, or "
+     "heads in another order"),
+    ("q_proj", "the query projection: another layer's, or heads in another order"),
     ("self_attn.o_proj", "attention: scale, grouping of the heads, sinks, or its mask"),
     ("post_attention_layernorm", "the attention's residual: a lost addition, or 16-bit overflow"),
     ("input_layernorm", "the residual behind the layer before: a lost addition, embedding scale, "
@@ -44,11 +50,7 @@ USUAL = (
     ("d2t", "the vocabulary map"),
     ("draft_ids", "the vocabulary map d2t: direction, offset, or left out"),
 )  # fmt: skip
-ATTRIBUTES = (
-    ("RotaryEmbedding", "interleaved", 0),
-    ("RMSNormalization", "epsilon", 1e-5),
-    ("Attention", "scale", None),
-)
+MISSING, READS = "is missing", "reads "  # of a node that is not as the facts give it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,10 @@ class Evidence:
         round: what the reference computed in the round that shows it most.
         spec: the reference's drafter.
         nodes: nodes of the graph between the last values that agree and this one.
+        readers: nodes that it goes into with the place's weight.
+        upstream: every node that the value depends on.
         lost: weights that the reference uses up to there and the graph does not.
+        edits: nodes of the graph that are not as the facts give them.
     """
 
     place: Place
@@ -69,7 +74,10 @@ class Evidence:
     round: ReferenceRound
     spec: DrafterSpec
     nodes: Sequence[Any]
+    readers: Sequence[Any]
+    upstream: Sequence[Any]
     lost: tuple[str, ...]
+    edits: Sequence[NodeDifference] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +85,14 @@ class Told:
     """An explanation.
 
     Attributes:
-        node: the node that most likely makes the difference; None for an input.
+        node: name of the node that most likely makes the difference; empty for an input.
+        op: its operator.
         sentences: what the graph's value turned out to be.
         usual: what a difference at such a place usually means.
     """
 
-    node: Any
+    node: str
+    op: str
     sentences: tuple[str, ...]
     usual: str
 
@@ -91,7 +101,7 @@ def explain(seen: Evidence) -> Told:
     """Say what is known about a difference, most certain first."""
     sentences = [
         *_lost(seen),
-        *_attributes(seen),
+        *_edited(seen),
         *_overflow(seen),
         *_elsewhere(seen),
         *_mask(seen),
@@ -99,23 +109,40 @@ def explain(seen: Evidence) -> Told:
         *_blocks(seen),
         *_factor(seen),
     ]
-    label = f"{seen.place.name}"
+    label = seen.lost[-1] if seen.lost else seen.place.name
     usual = next((text for key, text in USUAL if key in label), "an operator or weight before it")
-    return Told(node=_culprit(seen), sentences=tuple(dict.fromkeys(sentences)), usual=usual)
+    node, op = _culprit(seen)
+    return Told(node=node, op=op, sentences=tuple(dict.fromkeys(sentences)), usual=usual)
 
 
-def _culprit(seen: Evidence) -> Any:
-    """Return the node to look at: one of an unexpected kind first, else the last that computes."""
-    if not seen.nodes:
-        return None
-    wrong = [node for node in seen.nodes if any(_wrong_attributes(node, seen.spec))]
-    if wrong:
-        return wrong[-1]
+def _culprit(seen: Evidence) -> tuple[str, str]:
+    """Return name and operator of the node to look at.
+
+    One that squeezes what overflows, one that is not as the facts give it, else the last that
+    computes.
+    """
+    edits = _edits(seen)
+    named = {one.node for one in edits}
     narrow = [node for node in seen.nodes if _narrows(node)]
-    if narrow and not np.isfinite(seen.gap.got).all():
-        return narrow[-1]
+    if narrow and seen.gap.got.dtype.kind == "f" and not np.isfinite(seen.gap.got).all():
+        known = [node for node in narrow if node.name in named] or narrow * (not edits)
+        if known:
+            return known[-1].name, known[-1].op_type
+    if edits:
+        first = min(edits, key=lambda one: (one.what.startswith(READS), one.what == MISSING))
+        return first.node, first.op
     computing = [node for node in seen.nodes if node.op_type not in CARRIES]
-    return (computing or seen.nodes)[-1]
+    last = (computing or [*seen.nodes])[-1:]
+    return (last[0].name, last[0].op_type) if last else ("", "")
+
+
+def _edits(seen: Evidence) -> list[NodeDifference]:
+    """Return the edits that make the difference: those here, and what is missing; else before."""
+    here = {node.name for node in (*seen.nodes, *seen.readers)}
+    before = {node.name for node in seen.upstream}
+    found = [one for one in seen.edits if one.node in here]
+    found = found or [one for one in seen.edits if one.node in before][-1:]
+    return found + [one for one in seen.edits if found and one.what == MISSING]
 
 
 def _narrows(node: Any) -> bool:
@@ -127,22 +154,9 @@ def _lost(seen: Evidence) -> Iterator[str]:
         yield f"no node of the graph uses {name}, which the reference does before this place"
 
 
-def _attributes(seen: Evidence) -> Iterator[str]:
-    for node in seen.nodes:
-        yield from _wrong_attributes(node, seen.spec)
-
-
-def _wrong_attributes(node: Any, spec: DrafterSpec) -> Iterator[str]:
-    wanted = {
-        "interleaved": int(spec.rope.layout.value == "interleaved"),
-        "epsilon": spec.rms_norm_eps,
-        "scale": spec.attention_scale,
-    }
-    for kind, name, default in ATTRIBUTES:
-        if node.op_type == kind:
-            got = attributes_of(node).get(name, default)
-            if got is not None and not np.isclose(got, wanted[name], rtol=1e-5, atol=0):
-                yield f"{node.op_type} {node.name} has {name} {got:g}, expected {wanted[name]:g}"
+def _edited(seen: Evidence) -> Iterator[str]:
+    for one in _edits(seen):
+        yield f"{one.op} {one.node} {one.what}"
 
 
 def _overflow(seen: Evidence) -> Iterator[str]:

@@ -46,10 +46,10 @@ class Graph:
     """
 
     def __init__(self, path: Path) -> None:
-        import onnx
+        from draftrt.export.onnx_file import read_onnx
 
         self.path = path
-        self.model = onnx.load(str(path), load_external_data=False)
+        self.model = read_onnx(path)
         graph = self.model.graph
         self._weights = {one.name for one in graph.initializer}
         self._order = {node.output[0]: index for index, node in enumerate(graph.node)}
@@ -99,6 +99,20 @@ class Graph:
             found[node.output[0]] = node
             waiting += [name for name in node.input if name and name not in known]
         return sorted(found.values(), key=self._place)
+
+    def reads(self, weight: str) -> bool:
+        """Whether any node reads a weight."""
+        return weight in self._readers or weight + CODES in self._readers
+
+    def meeting(self, place: Place, value: str) -> list[Any]:
+        """Return the nodes into which a value goes with a place's weight."""
+        weights = {place.name, place.name + CODES}
+        return [
+            node
+            for weight in sorted(weights)
+            for node, _ in self._meetings(weight)
+            if place.side == INTO and value in node.input
+        ]
 
     def _place(self, node: Any) -> int:
         return self._order[node.output[0]]

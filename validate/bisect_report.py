@@ -42,8 +42,16 @@ def _differences(report: BisectReport) -> list[str]:
 def _search(one: GraphSearch) -> list[str]:
     found = one.divergence
     scope = f"{one.num_places} places, {one.num_rounds} rounds, {one.num_sessions} sessions"
+    told = () if found is None else found.evidence
+    others = [what for what in one.facts.sentences if what not in told]
+    graph = [f"  graph      {what}" for what in limited(others, MAX_DIFFERENCES)]
+    if one.facts.note:
+        graph.append(f"  note       {one.facts.note}")
+    if found is None and one.facts:
+        return [f"{one.file}: same ({scope})", *graph]
     if found is None:
-        return [f"{one.file}: same ({scope})"]
+        what = "is not the graph of its facts, though no value shows it"
+        return [f"{one.file}: {what} ({scope})", *graph]
     culprit = f"{found.node} ({found.op})" if found.node else "an input of the graph"
     lines = [
         f"{one.file}: leaves the reference at {found.place} ({scope})",
@@ -57,7 +65,7 @@ def _search(one: GraphSearch) -> list[str]:
     rest = f" and {len(names) - MAX_NODES} more" if len(names) > MAX_NODES else ""
     if len(names) > 1:
         lines.append(f"  between    {', '.join(names[-MAX_NODES:])}{rest}")
-    return [*lines, f"  usually    {found.usual}"]
+    return [*lines, *graph, f"  usually    {found.usual}"]
 
 
 def as_json(report: BisectReport) -> dict[str, Any]:
@@ -77,6 +85,8 @@ def as_json(report: BisectReport) -> dict[str, Any]:
                 "rounds": one.num_rounds,
                 "places": one.num_places,
                 "sessions": one.num_sessions,
+                "same": one.is_same,
+                "differences": list(one.facts.sentences),
                 "divergence": None if one.divergence is None else _divergence(one.divergence),
             }
             for one in report.searches

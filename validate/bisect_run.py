@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.errors import BackendError
 from draftrt.manifest import GraphEntry
 from draftrt.runtime.ort import AS_WRITTEN, QUANTISED_PRODUCTS
 from draftrt.spec import Precision
 from draftrt.validate.bisect_graph import Graph
 from draftrt.validate.bisect_reference import Place, Values, to_array, watched
+from draftrt.validate.runners import onnxruntime_errors
 
 if TYPE_CHECKING:
     from draftrt.export.drafter import Drafter
@@ -108,13 +108,14 @@ class MarkedGraph:
         Raises:
             BackendError: ONNX Runtime refuses the graph.
         """
-        session = self._open(names)
-        outputs = [one.name for one in session.get_outputs()]
         found = []
-        for one in rounds:
-            feeds = {name: one.feeds[name] for name in self._graph.input_names}
-            got = session.run(outputs, feeds)
-            found.append({**feeds, **dict(zip(outputs, got, strict=True))})
+        with onnxruntime_errors(self._graph.path):
+            session = self._open(names)
+            outputs = [one.name for one in session.get_outputs()]
+            for one in rounds:
+                feeds = {name: one.feeds[name] for name in self._graph.input_names}
+                got = session.run(outputs, feeds)
+                found.append({**feeds, **dict(zip(outputs, got, strict=True))})
         return found
 
     def _open(self, names: Iterable[str]) -> Any:
@@ -135,16 +136,6 @@ class MarkedGraph:
             "session.model_external_initializers_file_folder_path", str(self._graph.path.parent)
         )
         self.num_sessions += 1
-        errors = onnxruntime.capi.onnxruntime_pybind11_state
-        try:
-            return onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-        except (
-            errors.Fail,
-            errors.InvalidArgument,
-            errors.InvalidGraph,
-            errors.NotImplemented,
-            errors.RuntimeException,
-        ) as error:
-            raise BackendError(f"{self._graph.path}: ONNX Runtime refuses it: {error}") from error
+        return onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )

@@ -1,14 +1,16 @@
 """The search for the first place where one graph leaves its reference.
 
 Values are fetched in groups, coarse ones first: all outside the layers, what goes into each layer,
-and the caches. Only between the last of those that agree and the first that does not, all values
-are fetched. A graph takes two sessions, however large it is.
+and the caches. Only between the last of those that agree and that all of the way passes through,
+and the first that does not, all values are fetched: a layer's caches depend on half of it, so the
+way back goes on to what went into the layer. A graph takes two sessions, however large it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.bisect_compare import Gap, gap_at, is_tie
@@ -17,6 +19,9 @@ from draftrt.validate.bisect_graph import Graph, Value
 from draftrt.validate.bisect_reference import INTO, KEYS, VALUES, Place
 from draftrt.validate.bisect_run import Arrays, MarkedGraph, ReferenceRound
 from draftrt.validate.tolerances import Limit, limit_of
+
+if TYPE_CHECKING:
+    from draftrt.export.graph_differences import NodeDifference
 
 BACKEND = "onnxruntime"
 
@@ -28,7 +33,8 @@ class Divergence:
     Attributes:
         place: where.
         value: name of the value in the graph.
-        node: name of the node that most likely makes the difference; empty for an input.
+        node: name of the node that most likely makes the difference, which may be one that the
+            graph lacks; empty for an input.
         op: its operator.
         nodes: (name, operator) of every node between the last values that agree and this one.
         context_length: rows committed before the round that shows it most.
@@ -67,6 +73,7 @@ class Search:
         rounds: what the reference computed.
         spec: the reference's drafter.
         precision: element type of the graph.
+        edits: nodes that are not as the facts give them.
         places: those that reference and graph both show, in the reference's order.
         values: where in the graph they are.
         marked: runs the graph.
@@ -76,6 +83,7 @@ class Search:
     rounds: Sequence[ReferenceRound]
     spec: DrafterSpec
     precision: Precision
+    edits: Sequence[NodeDifference] = ()
     values: Mapping[Place, Value] = field(init=False)
     places: list[Place] = field(init=False)
     marked: MarkedGraph = field(init=False)
@@ -93,7 +101,7 @@ class Search:
         bad = next((i for i in coarse if not gaps[i]), None)
         if bad is None:
             return None
-        good = max((i for i in coarse if i < bad), default=-1)
+        good = max((i for i in coarse if i < bad and self._is_passed(self.places[i])), default=-1)
         fine = list(range(good + 1, bad + 1))
         gaps |= self.gaps_at(fine)
         bad = next(i for i in fine if not gaps[i])
@@ -103,6 +111,10 @@ class Search:
         """Whether a place is looked at in the first session: all outside the layers, and a few."""
         is_start = place.name.endswith("input_layernorm.weight") and place.side == INTO
         return place.layer is None or is_start or place.name in (KEYS, VALUES)
+
+    def _is_passed(self, place: Place) -> bool:
+        """Whether all that comes behind a coarse place depends on it alone, caches do not count."""
+        return place.name not in (KEYS, VALUES)
 
     def gaps_at(self, indices: Sequence[int]) -> dict[int, Gap]:
         """Fetch places in one session; return for each the worst gap over the rounds."""
@@ -141,16 +153,29 @@ class Search:
         nodes = self.graph.between(name, known - {name})
         order = list(one.values)
         reached = order[: order.index(place) + 1]
-        lost = [p.name for p in reached if p not in self.values and p.side]
-        evidence = Evidence(
-            place=place, gap=gap, round=one, spec=self.spec, nodes=nodes, lost=tuple(lost)
+        lost = [
+            p.name
+            for p in reached
+            if p.side and p not in self.values and not self.graph.reads(p.name)
+        ]
+        told = explain(
+            Evidence(
+                place=place,
+                gap=gap,
+                round=one,
+                spec=self.spec,
+                nodes=nodes,
+                readers=self.graph.meeting(place, name),
+                upstream=self.graph.between(name, ()),
+                lost=tuple(lost),
+                edits=self.edits,
+            )
         )
-        told = explain(evidence)
         return Divergence(
             place=place,
             value=name,
-            node=told.node.name if told.node is not None else "",
-            op=told.node.op_type if told.node is not None else "",
+            node=told.node,
+            op=told.op,
             nodes=tuple((node.name, node.op_type) for node in nodes),
             context_length=one.context_length,
             new_rows=one.valid - one.context_length - self.spec.block_size,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from draftrt.export.options import MOST_CONTEXT
 from draftrt.validate.rounds_cli import rounds_option
 
 FOLDER = click.Path(path_type=Path)
@@ -32,11 +33,11 @@ FOLDER = click.Path(path_type=Path)
     type=click.Choice(["fp32", "fp16", "bf16"]),
     help="Element type of the graphs; repeat.  [default: all three]",
 )
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes.")
 @rounds_option
 @click.option(
     "--max-context",
-    type=click.IntRange(min=8),
+    type=click.IntRange(8, MOST_CONTEXT),
     default=96,
     show_default=True,
     help="Rows of the caches; choose more than the longest sliding window.",

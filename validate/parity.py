@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError
@@ -28,10 +29,13 @@ from draftrt.validate.parity_rounds import (
     windows_beyond,
     windows_of,
 )
-from draftrt.validate.runners import RoundRunner
+from draftrt.validate.runners import RoundRunner, require
 from draftrt.validate.subjects import BACKENDS, Subject, reference_of, subjects_of
 from draftrt.validate.tolerances import INT8_KERNELS, ONNXRUNTIME, Limit, limit_of
 from draftrt.validate.verdicts import Measure
+
+if TYPE_CHECKING:
+    from draftrt.export.manifest_graphs import FileFindings
 
 REFERENCE = "pytorch"
 AS_RUN = " as run"  # appended to an output's name
@@ -51,6 +55,8 @@ class ParityReport:
         measures: what all rounds together say about choices, distributions and directions.
         limits: output to what it may differ by.
         windows: sliding windows of the drafter's layers.
+        files: each of the graph's files against the nodes and rotary tables that the manifest's
+            facts give.
         notes: what the comparison could not show.
     """
 
@@ -62,15 +68,21 @@ class ParityReport:
     shares: Mapping[str, Finding]
     measures: Sequence[Measure]
     limits: Mapping[str, Limit]
+    files: Sequence[FileFindings]
     windows: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def is_same(self) -> bool:
-        """Whether every output of every round, and every measure, is within its limit."""
-        each = all(all(named.values()) for named in self.findings)
+        """Whether the files are the facts' graphs, and all that was compared is within its limit.
+
+        A round without an output, or a comparison on ONNX Runtime without a measure, is none.
+        """
+        each = all(named and all(named.values()) for named in self.findings)
         whole = all(self.shares.values()) and all(self.measures)
-        return each and whole and len(self.findings) == len(self.rounds) > 0
+        is_measured = bool(self.measures) or self.backend != ONNXRUNTIME
+        is_there = is_measured and len(self.findings) == len(self.rounds) > 0
+        return each and whole and is_there and all(self.files)
 
 
 def check_parity(
@@ -84,13 +96,18 @@ def check_parity(
         num_rounds: rounds of each of the two sequences.
 
     Raises:
-        BundleError: no bundle there, or its files changed.
+        BundleError: no bundle there, its files changed, or they are not what the manifest states.
+        SpecError: the manifest states facts that no drafter can have.
         BackendError: a package is missing, or no plan of the bundle runs on this machine.
     """
     if backend not in BACKENDS:
         raise BackendError(f"no backend {backend!r}, there is {list(BACKENDS)}")
     bundle = Bundle.open(path)
     spec, entry = bundle.drafter(), bundle.graph("draft")
+    require("polygraphy")
+    from draftrt.export.manifest_graphs import compare_with_facts
+
+    files = compare_with_facts(bundle, "draft")
     with tempfile.TemporaryDirectory(prefix="draftrt-parity-") as folder:
         subjects = subjects_of(bundle, backend, Path(folder))
         judges = {
@@ -118,8 +135,9 @@ def check_parity(
             for judge in judges.values()
             for name, one in judge.limits.items()
         },
+        files=files,
         windows=windows_of(spec),
-        notes=_notes(bundle, subjects, rounds),
+        notes=(*_notes(bundle, subjects, rounds), *(one.note for one in files if one.note)),
     )
 
 

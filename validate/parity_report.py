@@ -23,7 +23,7 @@ def as_text(report: ParityReport) -> list[str]:
 
 def heading(report: ParityReport) -> str:
     """Return what was compared, in one line."""
-    longest = max(one.context_length + one.new_rows for one in report.rounds)
+    longest = max((one.context_length + one.new_rows for one in report.rounds), default=0)
     graphs = " and ".join(dict.fromkeys(one.graph for one in report.rounds))
     passed = [str(window) for window in report.windows if window < longest]
     window = f", past the sliding window of {' and '.join(passed)}" if passed else ""
@@ -73,6 +73,10 @@ def as_json(report: ParityReport) -> dict[str, Any]:
             }
             for name, limit in report.limits.items()
         },
+        "files": [
+            {"file": one.file, "same": bool(one), "differences": list(one.sentences)}
+            for one in report.files
+        ],
         "windows": list(report.windows),
         "notes": list(report.notes),
     }
@@ -119,14 +123,15 @@ def figure(measure: Measure, value: float) -> str:
 
 
 def problems_of(report: ParityReport) -> list[str]:
-    """Return a line for everything beyond its limit, worst first, shares and measures last."""
+    """Return a line for everything that differs: files, then values beyond a limit, worst first."""
+    files = [f"{one.file}: {what}" for one in report.files for what in one.sentences]
     found = [
         (finding.allowed - finding.worst, planned, index, finding)
         for index, (planned, named) in enumerate(zip(report.rounds, report.findings, strict=True))
         for finding in named.values()
         if not finding
     ]
-    lines = [
+    lines = files + [
         f"{planned.graph} round {index} (context {planned.context_length} + {planned.new_rows}): "
         f"{finding.output} {finding.problem}"
         for _, planned, index, finding in sorted(found, key=lambda item: item[0])

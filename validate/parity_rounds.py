@@ -40,10 +40,8 @@ def plan_rounds(spec: DrafterSpec, max_context: int, num_rounds: int) -> list[Pl
     accepted), half the drafts and all of them; rounds that would not fit are left out. The
     capacity of each is what its sequence needs.
     """
-    drafts, room = spec.num_draft_tokens, max_context - spec.block_size
-    wanted = list(islice(cycle((1, 1 + drafts // 2, 1 + drafts)), num_rounds - 1))
-    while wanted and sum(wanted) >= room:
-        wanted.pop()
+    room = max_context - spec.block_size
+    wanted = rows_that_fit(spec, num_rounds - 1, room)
     left = room - sum(wanted)
     return [
         PlannedRound(
@@ -54,6 +52,23 @@ def plan_rounds(spec: DrafterSpec, max_context: int, num_rounds: int) -> list[Pl
         for rows in [[first, *wanted] for first in sorted({min(SHORT, left), left})]
         for index, count in enumerate(rows)
     ]
+
+
+def rows_that_fit(spec: DrafterSpec, num_rounds: int, room: int) -> list[int]:
+    """Return the new rows of the rounds behind a first one: none, half and all drafts accepted.
+
+    Args:
+        spec: the drafter.
+        num_rounds: so many at most.
+        room: rows that they and the first round share, one for the first at least.
+    """
+    drafts, wanted, total = spec.num_draft_tokens, list[int](), 0
+    for count in islice(cycle((1, 1 + drafts // 2, 1 + drafts)), max(num_rounds, 0)):
+        total += count
+        if total >= room:
+            break
+        wanted.append(count)
+    return wanted
 
 
 def windows_of(spec: DrafterSpec) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from draftrt.number_cli import FiniteRange
+from draftrt.validate.rounds_cli import MOST_ROUNDS
 from draftrt.validate.tolerances import LARGEST_FEATURE
 
 FOLDER = click.Path(path_type=Path)
@@ -34,7 +35,7 @@ FOLDER = click.Path(path_type=Path)
 @click.option(
     "--rounds",
     "num_rounds",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_ROUNDS),
     default=4,
     show_default=True,
     help="Rounds of each sequence.",

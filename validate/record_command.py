@@ -8,7 +8,9 @@ import click
 
 from draftrt.number_cli import FiniteRange
 from draftrt.output_cli import OutputFile, OutputFolder, check_places
+from draftrt.validate.rounds_cli import MOST_ROUNDS
 
+MOST_TOKENS = 1 << 14  # the drafter in PyTorch has caches for all of them
 FOLDER = click.Path(path_type=Path)
 
 
@@ -24,7 +26,7 @@ FOLDER = click.Path(path_type=Path)
 @click.option(
     "--rounds",
     "num_rounds",
-    type=click.IntRange(1, 1000),
+    type=click.IntRange(1, MOST_ROUNDS),
     default=4,
     show_default=True,
     help="Rounds of the one sequence.",
@@ -66,7 +68,11 @@ def record(
     "--num-prompts", type=click.IntRange(1), default=8, show_default=True, help="Take the first N."
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(2), default=96, show_default=True, help="Of each prompt."
+    "--max-tokens",
+    type=click.IntRange(2, MOST_TOKENS),
+    default=96,
+    show_default=True,
+    help="Of each prompt.",
 )
 @click.option(
     "--threshold",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+MOST_ROUNDS = 1000  # of a sequence
+
 rounds_option = click.option(
     "--rounds",
     "num_rounds",
-    type=click.IntRange(min=4),
+    type=click.IntRange(4, MOST_ROUNDS),
     default=4,
     show_default=True,
     help="Rounds of the short and of the long sequence each.",

@@ -7,7 +7,8 @@ must live with what it wrote itself. Knows names and shapes, not models.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -180,6 +181,26 @@ def onnxruntime_runner(model: Path | bytes, weights: Path, *, as_run: bool = Fal
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     return OnnxrtRunner(load, name="onnxruntime")
+
+
+@contextmanager
+def onnxruntime_errors(what: Path | str) -> Iterator[None]:
+    """Turn whatever ONNX Runtime raises about a graph into an error of its own.
+
+    Raises:
+        BackendError: ONNX Runtime refuses the graph, or fails while it runs.
+    """
+    import onnxruntime
+
+    kinds = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+    own = tuple(one for one in kinds if isinstance(one, type) and issubclass(one, Exception))
+    try:
+        yield
+    except own as error:
+        raise BackendError(
+            f"{what}: ONNX Runtime refuses it: {error!s:.400}",
+            hint="the file may be damaged: restore it, or export again",
+        ) from error
 
 
 def require(*packages: str) -> None:

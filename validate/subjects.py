@@ -21,6 +21,7 @@ from draftrt.validate.runners import (
     PolygraphyRounds,
     Rounds,
     SessionRounds,
+    onnxruntime_errors,
     onnxruntime_runner,
     require,
 )
@@ -169,7 +170,10 @@ def _on_onnxruntime(
     *,
     as_run: bool = False,
 ) -> Iterator[Rounds]:
-    with onnxruntime_runner(model, weights, as_run=as_run) as runner:
+    with (
+        onnxruntime_errors(f"{weights}: its draft graph" if isinstance(model, bytes) else model),
+        onnxruntime_runner(model, weights, as_run=as_run) as runner,
+    ):
         yield PolygraphyRounds(runner, signature, rows)
 
 

@@ -31,9 +31,9 @@ def add_taps(path: Path, spec: DrafterSpec) -> tuple[bytes, tuple[str, ...]]:
         the outputs added: ``hidden`` [1, n, H] and ``base_logits`` [1, n, W], both float32, those
         that the graph does not give already and whose weight is found in it.
     """
-    import onnx
+    from draftrt.export.onnx_file import read_onnx
 
-    model = onnx.load(str(path), load_external_data=False)
+    model = read_onnx(path)
     graph = model.graph
     have = {value.name for value in graph.output}
     added = []

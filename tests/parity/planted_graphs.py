@@ -196,13 +196,13 @@ PLANTS = (
         "RotaryEmbedding",
         "rotated as interleaved",
     ),
-    Plant("window one off", window_one_off, "layer 0, mask", "And", "first 1 later"),
+    Plant("window one off", window_one_off, "layer 0, mask", "Add", "first 1 later"),
     Plant("one row hidden", one_row_too_many, "layer 1, mask", "Sub", "last 1 earlier"),
     Plant(
         "norms exchanged",
         norms_exchanged,
         "layer 2, into self_attn.q_norm",
-        "Reshape",
+        "RMSNormalization",
         "what the reference has layer 2, out of self_attn.k_proj",
     ),
     Plant(
@@ -236,7 +236,7 @@ PLANTS = (
         "no hidden norm",
         no_hidden_norm,
         "layer 0, into self_attn.k_proj",
-        "Concat",
+        "RMSNormalization",
         "no node of the graph uses hidden_norm.weight",
     ),
     Plant(
@@ -251,7 +251,7 @@ PLANTS = (
         "previous token shifted",
         previous_token_shifted,
         "into markov_head.markov_w1 (draft 2)",
-        "Add",
+        "Gather",
         "what the reference has into markov_head.markov_w1 (draft 1)",
     ),
     Plant(
@@ -261,10 +261,10 @@ PLANTS = (
         "Identity",
         "what the reference has layer 3, out of self_attn.o_proj",
     ),
-    Plant("gate and up exchanged", gate_and_up_exchanged, "layer 0, into mlp.down_proj", "Mul"),
+    Plant("gate and up exchanged", gate_and_up_exchanged, "layer 0, into mlp.down_proj", "Gemm"),
     Plant(
         "other mask token", other_mask_token, "into embed_tokens (draft 0)", "Concat", "7 for 259"
     ),
     Plant("positions one late", positions_one_late, "into rope.cos (draft 0)", "Add", "1 for 0"),
-    Plant("keys one row late", keys_written_one_late, "layer 2, cached keys", "TensorScatter"),
+    Plant("keys one row late", keys_written_one_late, "layer 2, cached keys", "Add"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,18 @@ from numpy.typing import NDArray
 
 from draftrt.cli import group
 from draftrt.export.load import load_drafter
-from draftrt.spec import DrafterSpec
+from draftrt.export.manifest_graphs import FileFindings
+from draftrt.signature import Signature, TensorSpec
+from draftrt.spec import DrafterSpec, Precision
+from draftrt.validate.compare import Finding
 from draftrt.validate.judge import Judge
-from draftrt.validate.parity_rounds import plan_rounds, windows_beyond, windows_of
+from draftrt.validate.parity import ParityReport
+from draftrt.validate.parity_report import as_json, as_text
+from draftrt.validate.parity_rounds import PlannedRound, plan_rounds, windows_beyond, windows_of
+from draftrt.validate.runners import RoundRunner
 from draftrt.validate.tolerances import Limit
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter
+from draftrt.validate.verdicts import Measure
 
 EXACT = Limit(reason="test")
 MOST = Limit(agreement=0.7, reason="test")
@@ -109,3 +117,92 @@ def test_what_is_no_bundle_is_not_checked(tmp_path: Path) -> None:
 def test_too_few_rounds_to_cover_every_acceptance_are_wrong_usage(tmp_path: Path) -> None:
     done = CliRunner().invoke(group, ["validate", "parity", str(tmp_path), "--rounds", "3"])
     assert done.exit_code == 2
+
+
+def test_so_many_rounds_that_none_fits_are_planned_at_once(spec: DrafterSpec) -> None:
+    rounds = plan_rounds(spec, 100, 10**9)
+    assert max(one.context_length + one.new_rows for one in rounds) == 100 - spec.block_size
+    assert len(rounds) < 100
+
+
+@pytest.mark.parametrize("command", ["parity", "bisect", "ranges", "record", "matrix"])
+def test_counts_that_no_machine_could_keep_are_wrong_usage(tmp_path: Path, command: str) -> None:
+    words = {"record": ["--target", str(tmp_path), "-o", str(tmp_path / "case")]}.get(command, [])
+    done = CliRunner().invoke(
+        group, ["validate", command, str(tmp_path), *words, "--rounds", "999999999"]
+    )
+    assert done.exit_code == 2, done.output
+    assert "is not in the range" in done.stderr
+
+
+def report_of(**facts: Any) -> ParityReport:
+    """A report in which everything is the same, but for what is said."""
+    same = Finding(output="draft_ids", is_same=True, num_compared=4, num_equal=4)
+    seen = Measure(output="hidden", name="cosine, smallest", seen=1.0, limit=0.9, is_least=True)
+    planned = PlannedRound(context_length=0, new_rows=5, capacity=9, graph="draft.onnx")
+    given: dict[str, Any] = {
+        "bundle": Path("b"),
+        "backend": "onnxruntime",
+        "precision": Precision.FP32,
+        "rounds": [planned],
+        "findings": [{"draft_ids": same}],
+        "shares": {"draft_ids": same},
+        "measures": [seen],
+        "limits": {"draft_ids": EXACT},
+        "files": [FileFindings(file="draft.onnx")],
+    }
+    return ParityReport(**(given | facts))
+
+
+def test_a_report_is_the_same_when_all_of_it_is() -> None:
+    assert report_of().is_same
+    assert "same" in "\n".join(as_text(report_of()))
+
+
+WRONG = Finding(output="draft_ids", is_same=False, problem="another id")
+FAR = Measure(output="hidden", name="cosine, smallest", seen=0.5, limit=0.9, is_least=True)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"measures": [FAR]},
+        {"measures": []},
+        {"findings": [{}]},
+        {"findings": []},
+        {"rounds": [], "findings": []},
+        {"findings": [{"draft_ids": WRONG}]},
+        {"shares": {"draft_ids": WRONG}},
+        {"files": [FileFindings(file="draft.onnx", sentences=("a node is another",))]},
+    ],
+    ids=["measure", "no measure", "no output", "no finding", "no round", "id", "share", "file"],
+)
+def test_each_part_of_a_report_counts(facts: dict[str, Any]) -> None:
+    report = report_of(**facts)
+    assert not report.is_same
+    told = as_json(report) if report.findings else {}
+    assert told.get("same", False) is False
+
+
+def test_a_plan_is_compared_without_measures() -> None:
+    assert report_of(backend="tensorrt-rtx", measures=[]).is_same
+
+
+class OneRound:
+    """Rounds that give a cache whose rows count up."""
+
+    def run(self, feeds: Any) -> dict[str, NDArray[Any]]:
+        return {"present_key_0": np.arange(40, dtype=np.float32).reshape(1, 1, 20, 2)}
+
+
+def test_of_caches_the_rows_of_context_and_block_are_compared() -> None:
+    cache = TensorSpec(
+        name="present_key_0", dtype="float32", shape=(1, 1, 20, 2), alias="past_key_0"
+    )
+    past = replace(cache, name="past_key_0", alias=None)
+    signature = Signature(inputs=(past,), outputs=(cache,), dimensions={})
+    feeds = {"target_hidden": np.zeros((1, 3, 8)), "context_length": np.array([5])}
+    with RoundRunner("one", signature, (cache,), 4, OneRound) as runner:
+        found = runner.infer(feeds)["present_key_0"]
+    assert found.shape == (1, 1, 5 + 3 + 4, 2)
+    assert found[0, 0, -1, 0] == 22
