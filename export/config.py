@@ -94,7 +94,7 @@ def _read_layers(
     facts: Facts, kind: Kind, shapes: Shapes, num_layers: int, head_dim: int
 ) -> dict[str, Any]:
     """What each layer sees, and how positions turn its heads."""
-    types = read_layer_types(facts, kind.body, num_layers)
+    types = read_layer_types(facts, kind, num_layers)
     sinks = frozenset(
         i for i in range(num_layers) if f"layers.{i}.self_attn.attention_sink_bias" in shapes
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from draftrt.export.config_family import Kind
 from draftrt.export.facts import Facts
-from draftrt.spec import LayerSpec, WindowEdge
+from draftrt.spec import Backbone, LayerSpec, WindowEdge
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def read_layer_types(facts: Facts, body: str, num_layers: int) -> tuple[str, ...]:
+def read_layer_types(facts: Facts, kind: Kind, num_layers: int) -> tuple[str, ...]:
     """Return each layer's attention type; ``dflash_config.use_swa`` slides all where none does."""
+    body = kind.body
     path = f"{body}layer_types"
     stated = facts.raw(path)
     if stated is not None and (
@@ -37,16 +38,28 @@ def read_layer_types(facts: Facts, body: str, num_layers: int) -> tuple[str, ...
         facts.error(f"dflash_config.use_swa: got {swa!r:.40}, expected true or false")
     if swa is True and SLIDING not in types:
         types, source = (SLIDING,) * num_layers, "dflash_config.use_swa"
+    if kind.backbone is Backbone.GEMMA4 and SLIDING in types:
+        facts.error(
+            f"{source}: sliding Gemma-4 layers are not known, expected {FULL} in every layer",
+            "DeepSpec's published code builds every layer full, with global_head_dim and the "
+            "full_attention angles, and never looks at layer_types; what other code made of a "
+            "window, of head_dim and of the sliding_attention angles is not published",
+            unsupported=True,
+        )
+        facts.is_whole = False
+        types = (FULL,) * num_layers
     facts.say("layers", source)
     return types
 
 
 def _derived_types(facts: Facts, body: str, num_layers: int) -> tuple[tuple[str, ...], str]:
     first = facts.raw(f"{body}max_window_layers")
-    if (
-        facts.raw(f"{body}use_sliding_window") is True
-        and facts.raw(f"{body}sliding_window") is not None
-    ):
+    if facts.raw(f"{body}use_sliding_window") is True:
+        if facts.raw(f"{body}sliding_window") is None:
+            facts.error(
+                f"{body}use_sliding_window is true, but {body}sliding_window is missing",
+                "a sliding layer needs its window",
+            )
         if isinstance(first, int) and not isinstance(first, bool):
             types = tuple(SLIDING if index >= first else FULL for index in range(num_layers))
             return types, f"{body}max_window_layers"
@@ -92,20 +105,33 @@ def _window(facts: Facts, body: str, types: tuple[str, ...]) -> int | None:
     if switch is not None and not isinstance(switch, bool):
         facts.error(f"{body}use_sliding_window: got {switch!r:.40}, expected true or false")
     if SLIDING not in types:
-        for path in paths:
-            facts.raw(path)
+        _warn_unused(facts, body, paths, switch)
         return None
     if switch is False and facts.raw("dflash_config.use_swa") is not True:
         facts.error(
             f"{body}use_sliding_window is false, but layer_types has {SLIDING} layers",
             "one of the two is wrong; a drafter run with the wrong one only loses acceptance",
         )
-    stated = facts.raw(paths[0])
-    chosen = paths[:1] if stated is not None else paths[1:]
-    facts.raw(paths[1])
     return facts.number(
-        "window", chosen, low=1, high=1 << 30, hint="a sliding layer needs its window"
+        "window", paths, low=1, high=1 << 30, hint="a sliding layer needs its window"
     )
+
+
+def _warn_unused(facts: Facts, body: str, paths: list[str], switch: object) -> None:
+    """Warn of a window that no layer has, where the config does not say in so many words why."""
+    stated = [path for path in paths if facts.raw(path) not in (None, 0, False)]
+    is_said = (
+        switch is False
+        or facts.raw("dflash_config.use_swa") is False
+        or facts.raw(f"{body}layer_types") is not None
+    )
+    if stated and not is_said:
+        why = f"neither {body}layer_types nor {body}use_sliding_window makes a layer slide"
+        if switch is True:
+            why = f"{body}max_window_layers leaves every layer full"
+        facts.warnings.append(
+            f"{stated[0]} {facts.raw(stated[0])!r:.40} is not used: {why}; full attention"
+        )
 
 
 def _causality(facts: Facts, is_speculators: bool, has_sliding: bool) -> tuple[bool, bool, str]:

@@ -38,6 +38,7 @@ def read_block(facts: Facts, kind: Kind, stated: bool | None) -> dict[str, Any]:
         [
             "dflash_config.mask_token_id",
             "mask_token_id",
+            *([f"{kind.body}mask_token_id"] if kind.body else []),
             "dspark_noise_token_id",
             "pard_token",
             "ptd_token_id",
@@ -52,7 +53,11 @@ def read_block(facts: Facts, kind: Kind, stated: bool | None) -> dict[str, Any]:
 def _sample_from_anchor(facts: Facts, kind: Kind, stated: bool | None) -> bool:
     """Alignment: explicit key, its negated and older spellings, the architecture's own code."""
     fact = "sample_from_anchor"
-    explicit = ["sample_from_anchor", "dflash_config.sample_from_anchor"]
+    explicit = [
+        f"{scope}{key}"
+        for key in ("sample_from_anchor", "query_zero_predicts_next")
+        for scope in ("", "dflash_config.")
+    ]
     inverse = ["dspark_bonus_anchor", "dflash_config.dspark_bonus_anchor"]
     shift = ["shift_label", "dflash_config.shift_label"]
     claims = {path: facts.raw(path) for path in (*explicit, *inverse, *shift)}

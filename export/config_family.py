@@ -39,6 +39,14 @@ MODEL_TYPES = {
     "gemma4_text": Backbone.GEMMA4,
     "gemma4": Backbone.GEMMA4,
 }
+# keys of the layers that may stand at the top, beside or instead of those in their own table
+_LAYER_KEYS = """
+layer_types sliding_window use_sliding_window num_attention_heads num_key_value_heads head_dim
+hidden_size intermediate_size num_hidden_layers rms_norm_eps hidden_act attention_bias
+attention_value_scale rope_theta rope_scaling rope_parameters partial_rotary_factor
+original_max_position_embeddings max_position_embeddings vocab_size
+"""
+LAYER_KEYS = tuple(_LAYER_KEYS.split())
 MLA_TYPES = frozenset({"k3_dspark", "kimi_k3_dspark", "glm5_dspark", "deepseek_v3", "deepseek_v32"})
 V4_TYPES = frozenset({"deepseek_v4", "deepseek_v4_dspark"})
 
@@ -76,6 +84,10 @@ def read_kind(facts: Facts) -> Kind:
         for key in ("speculators_model_type", "speculators_version", "speculators_config")
     )
     body = "transformer_layer_config." if facts.table("transformer_layer_config") else ""
+    if body:
+        facts.adopt(body, LAYER_KEYS)
+        if facts.raw(f"{body}layer_types") is None:  # beside them it says nothing
+            facts.adopt(body, ("max_window_layers",))
     refuse_backbones(facts, body, architecture)
     family = _family(facts, architecture)
     backbone = _backbone(facts, body, architecture)

@@ -40,6 +40,7 @@ class Facts:
         self.warnings: list[str] = []
         self.is_whole = True
         self._used: set[str] = set()
+        self._adopted: dict[str, str] = {}
 
     def raw(self, path: str) -> Any:
         """Return the value at a dotted path, None where absent, and mark the key as understood."""
@@ -48,6 +49,31 @@ class Facts:
         for part in path.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return value
+
+    def adopt(self, scope: str, keys: Iterable[str]) -> None:
+        """Read keys of an object at the top as well, where a config has them there.
+
+        Where both places state one, they must agree.
+
+        Args:
+            scope: the object's path with its dot.
+            keys: names in it.
+        """
+        inner = self.config[scope[:-1]]
+        for key in keys:
+            top, own = self.raw(key), inner.get(key)
+            if top is None:
+                continue
+            if own is None:
+                self.config = {**self.config, scope[:-1]: {**inner, key: top}}
+                inner = self.config[scope[:-1]]
+                self._adopted[f"{scope}{key}"] = key
+            elif top != own:
+                self.error(
+                    f"{key} is stated with different values: {scope}{key} = {shown(own)}, "
+                    f"{key} = {shown(top)}",
+                    "keep the one the checkpoint was trained with; nothing is guessed",
+                )
 
     def table(self, path: str) -> dict[str, Any]:
         """Return the object at a path; empty where absent, a finding where it is no object."""
@@ -66,6 +92,8 @@ class Facts:
 
     def say(self, fact: str, source: str) -> None:
         """Record where a fact came from."""
+        for path, adopted in self._adopted.items():
+            source = source.replace(path, adopted)
         self.sources[fact] = source
 
     def number(

@@ -256,6 +256,16 @@ BLOCK_ROWS = [
         config={"sample_from_anchor": "yes"},
     ),
     refuse(
+        "alignment by two names",
+        ZLAB,
+        Bad,
+        "alignment is stated with different values",
+        config={
+            "dflash_config.query_zero_predicts_next": True,
+            "dflash_config.sample_from_anchor": False,
+        },
+    ),
+    refuse(
         "DFlash2 from the anchor",
         DFLASH2,
         No,

@@ -132,12 +132,61 @@ ROPE_ROWS = [
     refuse(
         "layers' keys at the top that differ",
         SPEC_DFLASH,
-        No,
-        "change what is computed: num_attention_heads",
+        Bad,
+        "num_attention_heads is stated with different values: transformer_layer_config.",
         config={"num_attention_heads": 8},
     ),
 ]
 ATTENTION_ROWS = [
+    refuse(
+        "two windows",
+        ZLAB,
+        Bad,
+        "window is stated with different values: dflash_config.swa_window_size = 4, sliding_window",
+        config={"dflash_config.swa_window_size": 4},
+        sliding_window=5,
+    ),
+    refuse(
+        "two windows under use_swa",
+        ZLAB,
+        Bad,
+        "window is stated with different values",
+        config={
+            "dflash_config.use_swa": True,
+            "dflash_config.swa_window_size": 4,
+            "sliding_window": 5,
+        },
+    ),
+    refuse(
+        "windows at the top that differ",
+        SPEC_DFLASH,
+        Bad,
+        "sliding_window is stated with different values: transformer_layer_config.sliding_window",
+        config={"sliding_window": 9},
+        sliding_window=5,
+    ),
+    refuse(
+        "a switch without its window",
+        ZLAB,
+        Bad,
+        "use_sliding_window is true, but sliding_window is missing",
+        config={"layer_types": None, "use_sliding_window": True, "max_window_layers": 0},
+    ),
+    refuse(
+        "sliding Gemma-4 layers",
+        GEMMA,
+        No,
+        "layer_types: sliding Gemma-4 layers are not known",
+        "DeepSpec's published code builds every layer full",
+        config={"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5},
+    ),
+    refuse(
+        "sliding Gemma-4 layers by use_swa",
+        GEMMA,
+        No,
+        "dflash_config.use_swa: sliding Gemma-4 layers are not known",
+        config={"dflash_config.use_swa": True, "dflash_config.swa_window_size": 5},
+    ),
     refuse(
         "head_dim absent",
         ZLAB,
