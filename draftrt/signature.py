@@ -12,8 +12,6 @@ from typing import Protocol
 
 from draftrt.errors import FeedError, SpecError
 
-DTYPES = ("int64", "int32", "bool", "float32", "float16", "bfloat16")
-
 
 class ArrayLike(Protocol):
     """Anything with a NumPy-style shape and dtype."""
@@ -57,7 +55,7 @@ class TensorSpec:
 
     Attributes:
         name: its name in the ONNX file.
-        dtype: one of `DTYPES`.
+        dtype: its NumPy-style name; see `draftrt.dtypes`.
         shape: sizes; a string names an entry of `Signature.dimensions`.
         alias: for an output, the input whose buffer it must share (caches updated in place).
         about: one line for people.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftrt.bundle import Bundle, GraphEntry
+from draftrt.dtypes import BY_NAME
 from draftrt.engines.devices import Device
 from draftrt.errors import BuildError
 from draftrt.signature import Signature, TensorSpec
@@ -22,7 +23,6 @@ PLAN_BYTES, PLAN_LAYER_BYTES, PLAN_STEP_BYTES = 2_650_000, 440_000, 230_000
 # What the builder and its Python packages take was 297 to 353 MB, by installation.
 BUILD_BYTES, BUILD_LAYER_BYTES, BUILD_FACTOR = 326 * 10**6, 9 * 10**6, 2.25
 SCRATCH_BYTES = 64 * 2**20
-ITEMSIZE = {"int64": 8, "int32": 4, "bool": 1, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ def fits(graphs: Iterable[GraphMemory], device: Device) -> bool:
 
 
 def _bytes(tensor: TensorSpec, largest: dict[str, int]) -> int:
-    size = ITEMSIZE[tensor.dtype]
+    size = BY_NAME[tensor.dtype].itemsize
     for length in tensor.shape:
         size *= largest[length] if isinstance(length, str) else length
     return size

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from draftrt.dtypes import BY_NAME
 from draftrt.errors import ExportError
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.initialisers import read_initialisers
@@ -60,8 +61,7 @@ def _problem(folder: Path, stored: Any, tensor: GraphTensor) -> str:
 
     if stored is None:
         return "is missing"
-    kinds = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "int64": "INT64"}
-    if stored.data_type != TensorProto.DataType.Value(kinds[tensor.dtype]):
+    if stored.data_type != BY_NAME[tensor.dtype].onnx:
         return f"has type {TensorProto.DataType.Name(stored.data_type)}, expected {tensor.dtype}"
     if tuple(stored.dims) != tuple(tensor.shape):
         return f"has shape {list(stored.dims)}, expected {list(tensor.shape)}"

@@ -9,24 +9,11 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from draftrt.dtypes import BY_NAME, BY_SAFETENSORS
 from draftrt.errors import CheckpointError, DraftrtError, collect
-from draftrt.export.tensor_ref import ITEMSIZE, TensorRef
+from draftrt.export.tensor_ref import TensorRef
 from draftrt.json_file import parse, read_object, shown
 
-DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 8
 INDEX = "model.safetensors.index.json"
@@ -175,7 +162,8 @@ def _entry(file: Path, name: str, entry: Any, base: int) -> tuple[TensorRef, int
         name.encode()
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        dtype = DTYPES.get(entry["dtype"], str(entry["dtype"]))
+        known = BY_SAFETENSORS.get(entry["dtype"])
+        dtype = known.name if known else str(entry["dtype"])
         if len(shape) > MAX_RANK or not all(
             isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 62
             for v in (*shape, begin, end)
@@ -184,7 +172,7 @@ def _entry(file: Path, name: str, entry: Any, base: int) -> tuple[TensorRef, int
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: broken entry {name!r}: {error!r:.200}") from error
     ref = TensorRef(name, dtype, shape, file, base + begin)
-    if dtype in ITEMSIZE and ref.num_bytes != end - begin:
+    if dtype in BY_NAME and ref.num_bytes != end - begin:
         raise CheckpointError(
             f"{file}: {name!r} has {end - begin} bytes, expected {ref.num_bytes} for {list(shape)}"
         )

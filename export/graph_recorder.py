@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from draftrt.dtypes import BY_NAME
 from draftrt.errors import ExportError
 from draftrt.export.open_size import Size, plain
 
@@ -230,17 +231,7 @@ class Recorder(TorchFunctionMode):
 
 def onnx_type(dtype: torch.dtype) -> int:
     """Return the ONNX number of an element type."""
-    from onnx import TensorProto
-
-    known = {
-        torch.float32: TensorProto.FLOAT,
-        torch.float16: TensorProto.FLOAT16,
-        torch.bfloat16: TensorProto.BFLOAT16,
-        torch.int64: TensorProto.INT64,
-        torch.int32: TensorProto.INT32,
-        torch.bool: TensorProto.BOOL,
-    }
-    return int(known[dtype])
+    return BY_NAME[str(dtype).removeprefix("torch.")].onnx
 
 
 def constant_proto(name: str, content: Tensor) -> Any:

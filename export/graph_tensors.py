@@ -12,13 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftrt.dtypes import BY_NAME, FLOATS
 from draftrt.errors import CheckpointError, collect
 from draftrt.export.checkpoint import read_headers
 from draftrt.export.decoder_shapes import decoder_shapes
 from draftrt.export.rope_shapes import PREFIX as ROPE
 from draftrt.export.rope_shapes import rope_of, table_shapes
 from draftrt.export.shapes import tensor_shapes
-from draftrt.export.tensor_ref import FLOATS, ITEMSIZE, ComputedRef, TensorRef
+from draftrt.export.tensor_ref import ComputedRef, TensorRef
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision, RopeSpec
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class GraphTensor:
     @property
     def itemsize(self) -> int:
         """Bytes of an element in the graph."""
-        return ITEMSIZE[self.dtype]
+        return BY_NAME[self.dtype].itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from draftrt.dtypes import BY_NAME, FLOATS
 from draftrt.errors import BundleError
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.onnx_file import read_onnx
@@ -27,12 +28,7 @@ def read_initialisers(path: Path) -> dict[str, TensorRef]:
     """Return every float and int64 initialiser of a graph, its external data unread, by name."""
     from onnx import TensorProto
 
-    kinds = {
-        TensorProto.FLOAT: "float32",
-        TensorProto.FLOAT16: "float16",
-        TensorProto.BFLOAT16: "bfloat16",
-        TensorProto.INT64: "int64",
-    }
+    kinds = {BY_NAME[name].onnx: name for name in (*FLOATS, "int64")}
     schemes = {
         TensorProto.INT4: Scheme.INT4,
         TensorProto.INT8: Scheme.INT8,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from draftrt.dtypes import BY_NAME
 from draftrt.errors import ExportError
 from draftrt.signature import Signature
 
@@ -204,12 +205,10 @@ def _add_interface(graph: Any, signature: Signature) -> None:
     outputs = set(signature.output_names())
     del graph.value_info[:]
     graph.value_info.extend(value for value in internal if value.name not in outputs)
-    kinds = {name.lower(): number for name, number in onnx.TensorProto.DataType.items()}
-    kinds |= {"float32": onnx.TensorProto.FLOAT}
     for field, tensors in ((graph.input, signature.inputs), (graph.output, signature.outputs)):
         for tensor in tensors:
             field.append(
                 onnx.helper.make_tensor_value_info(
-                    tensor.name, kinds[tensor.dtype], list(tensor.shape)
+                    tensor.name, BY_NAME[tensor.dtype].onnx, list(tensor.shape)
                 )
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftrt.dtypes import FLOATS
 from draftrt.errors import CheckpointError, DraftrtError, SpecError, UnsupportedError, collect
 from draftrt.export.borrowed import read_borrowed
 from draftrt.export.checkpoint_folder import open_checkpoint
@@ -18,7 +19,7 @@ from draftrt.export.facts import Facts
 from draftrt.export.shapes import tensor_shapes
 from draftrt.export.target import EMBED, HEAD, Target
 from draftrt.export.tensor_names import Canonical, canonicalise, cut_fused
-from draftrt.export.tensor_ref import FLOATS, TensorRef
+from draftrt.export.tensor_ref import TensorRef
 from draftrt.export.vocabulary import read_vocabulary
 from draftrt.spec import DrafterSpec, Family, TableSource, VocabMap
 

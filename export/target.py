@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftrt.dtypes import FLOATS
 from draftrt.errors import CheckpointError, DraftrtError, collect
 from draftrt.export.checkpoint_folder import open_checkpoint
 from draftrt.export.facts import Facts
-from draftrt.export.tensor_ref import FLOATS, TensorRef
+from draftrt.export.tensor_ref import TensorRef
 from draftrt.json_file import token_ids
 from draftrt.spec import TargetSpec
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from draftrt.dtypes import FLOATS
 from draftrt.errors import CheckpointError, DraftrtError, UnsupportedError
-from draftrt.export.tensor_ref import FLOATS, TensorRef
+from draftrt.export.tensor_ref import TensorRef
 
 RENAMES: tuple[tuple[str, str, str], ...] = (
     # pattern, canonical, whose spelling

@@ -10,27 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.dtypes import BY_NAME
 from draftrt.errors import CheckpointError, ExportError
 
 if TYPE_CHECKING:
     import torch
 
-ITEMSIZE = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
 READ_BYTES = 1 << 22  # up to this a copy is cheaper than the faults of mapped pages
-FLOATS = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +25,7 @@ class TensorRef:
 
     Attributes:
         name: name in its checkpoint.
-        dtype: NumPy-style element type, or the file's own name for one not in `ITEMSIZE`.
+        dtype: NumPy-style element type, or the file's own name for one not in `draftrt.dtypes`.
         shape: sizes of the axes.
         file: safetensors file; None for a tensor in memory.
         offset: first byte in the file.
@@ -54,13 +40,18 @@ class TensorRef:
     array: torch.Tensor | None = field(default=None, compare=False)
 
     @property
+    def itemsize(self) -> int:
+        """Bytes an element; 0 for a type that is not known."""
+        return BY_NAME[self.dtype].itemsize if self.dtype in BY_NAME else 0
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the content."""
-        return _count(self.shape) * ITEMSIZE.get(self.dtype, 0)
+        return _count(self.shape) * self.itemsize
 
     def rows(self, start: int, stop: int) -> TensorRef:
         """Return the tensor's rows ``start`` to ``stop`` along axis 0, still unread."""
-        stride = _count(self.shape[1:]) * ITEMSIZE.get(self.dtype, 0)
+        stride = _count(self.shape[1:]) * self.itemsize
         return replace(
             self,
             shape=(stop - start, *self.shape[1:]),
@@ -78,7 +69,7 @@ class TensorRef:
 
         if self.array is not None:
             return self.array
-        if self.dtype not in ITEMSIZE or self.file is None:
+        if self.dtype not in BY_NAME or self.file is None:
             raise CheckpointError(f"{self.name}: dtype {self.dtype} cannot be read")
         dtype: torch.dtype = getattr(torch, self.dtype)
         if _count(self.shape) == 0:

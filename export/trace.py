@@ -15,14 +15,6 @@ from draftrt.export.profile import Profile
 from draftrt.export.signature import LARGEST_BLOCK
 from draftrt.signature import Signature
 
-TORCH = {
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "bool": torch.bool,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
 IR_VERSION = 10
 LARGEST_CONSTANT = 1 << 20
 EXAMPLES = (211, 307, 401, 503, 601, 701, 809, 907, 1009, 1103, 1201)  # of open sizes
@@ -55,7 +47,7 @@ def trace(
     inputs = []
     for tensor in signature.inputs:
         sizes = [open_sizes[size] if isinstance(size, str) else size for size in tensor.shape]
-        example = torch.zeros(1, dtype=TORCH[tensor.dtype]).expand(sizes)
+        example = torch.zeros(1, dtype=getattr(torch, tensor.dtype)).expand(sizes)
         axes = [axis for axis, size in enumerate(tensor.shape) if isinstance(size, str)]
         inputs.append(recorder.input(tensor.name, example, axes))
     with torch.no_grad(), recorder:

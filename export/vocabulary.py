@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from draftrt.dtypes import FLOATS
 from draftrt.export.config import ConfigFacts
 from draftrt.export.facts import Facts
 from draftrt.export.target import EMBED, HEAD, Target
-from draftrt.export.tensor_ref import FLOATS, TensorRef
+from draftrt.export.tensor_ref import TensorRef
 from draftrt.spec import Backbone, Family, TableSource, VocabMap
 
 Tensors = Mapping[str, TensorRef]

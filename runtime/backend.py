@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from draftrt.dtypes import BY_NAME
 from draftrt.signature import Signature, TensorSpec
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -84,8 +85,7 @@ def fed_signature(signature: Signature) -> Signature:
 
 def cache_bytes(signature: Signature) -> int:
     """Return the size of all caches of a graph."""
-    sizes = {"float32": 4, "float16": 2, "bfloat16": 2}
     return sum(
-        sizes[tensor.dtype] * math.prod(int(size) for size in tensor.shape)
+        BY_NAME[tensor.dtype].itemsize * math.prod(int(size) for size in tensor.shape)
         for tensor in cache_specs(signature)
     )

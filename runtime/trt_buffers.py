@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.dtypes import BY_NAME
 from draftrt.runtime.cuda import Cuda, host_array
-
-ITEMSIZES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8}
 
 
 @dataclass(slots=True)
@@ -81,4 +80,4 @@ class Buffers:
 
 def num_bytes(shape: tuple[int, ...], dtype: str) -> int:
     """Return the size of a tensor."""
-    return ITEMSIZES[dtype] * math.prod(shape)
+    return BY_NAME[dtype].itemsize * math.prod(shape)

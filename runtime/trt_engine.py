@@ -16,18 +16,11 @@ from types import ModuleType
 from typing import Any
 
 from draftrt.bundle import write_atomically
+from draftrt.dtypes import BY_NAME
 from draftrt.errors import BackendError, BundleError
 from draftrt.runtime.backend import fed_signature
 from draftrt.signature import DimRange, Signature, TensorSpec
 
-DTYPES = {
-    "float32": "FLOAT",
-    "float16": "HALF",
-    "bfloat16": "BF16",
-    "int64": "INT64",
-    "int32": "INT32",
-    "bool": "BOOL",
-}
 KEPT_LINES = 4
 
 _logger = logging.getLogger("draftrt.tensorrt")
@@ -170,7 +163,7 @@ class Engine:
 
     def _check_tensor(self, tensor: TensorSpec) -> None:
         dtype = self._engine.get_tensor_dtype(tensor.name)
-        if dtype != getattr(self._module.DataType, DTYPES[tensor.dtype]):
+        if dtype != getattr(self._module.DataType, BY_NAME[tensor.dtype].tensorrt):
             raise BundleError(
                 f"{self._plan}: {tensor.name} is {dtype}, the manifest says {tensor.dtype}",
                 hint="the plan is of another graph; build it again",
