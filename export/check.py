@@ -169,8 +169,13 @@ def round_differs(name: str, sizes: tuple[int, int], error: str) -> ExportError:
     )
 
 
-def open_session(path: Path) -> Any:
-    """Open a graph on ONNX Runtime's CPU provider; weights stay mapped, nothing is packed."""
+def open_session(path: Path, weights: Path | None = None) -> Any:
+    """Open a graph on ONNX Runtime's CPU provider; weights stay mapped, nothing is packed.
+
+    Args:
+        path: ONNX file.
+        weights: folder of its external data; None for that of the file.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -182,7 +187,12 @@ def open_session(path: Path) -> Any:
     # Folding would keep a float32 copy of every 16-bit weight: the CPU has no 16-bit products.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    content: str | bytes = str(path)
+    if weights is not None:
+        key = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(key, str(weights))
+        content = path.read_bytes()
+    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def run_module(module: Drafter, feeds: Feeds, caches: list[NDArray[Any]]) -> dict[str, Any]:

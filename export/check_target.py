@@ -34,16 +34,28 @@ def check_target(
     precision: Precision,
     profile: Profile,
     max_context: int,
+    *,
+    scratch: Path | None = None,
 ) -> str:
     """Run prefill, steps and a long context on ONNX Runtime against the module; return a line.
+
+    Args:
+        path: ONNX file.
+        spec: the target's layers.
+        tensors: its weights.
+        taps: layers whose results are the features.
+        precision: of the graph.
+        profile: operators of the graph.
+        max_context: rows of each cache.
+        scratch: takes the twin of a bf16 graph; None for the folder of ``path``.
 
     Raises:
         ExportError: logits, features or caches differ beyond the precision's tolerance.
     """
     if precision is not Precision.BF16:
         return _compare(path, spec, tensors, taps, precision, profile, max_context)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".twin-") as scratch:
-        twin = Path(scratch) / path.name
+    with tempfile.TemporaryDirectory(dir=scratch or path.parent, prefix=".twin-") as folder:
+        twin = Path(folder) / path.name
         write_float32_twin(path, twin)
         wide = {name: widened(tensor) for name, tensor in tensors.items()}
         line = _compare(twin, spec, wide, taps, Precision.FP32, profile, max_context)

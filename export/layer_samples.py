@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -129,7 +130,7 @@ def compare_samples(
             for sample, fed in zip(todo, feeds, strict=True):
                 about = {"num_layers": num_layers, "rows": sample.block, "tables": tables}
                 with _one_layer_file(path, layer=sample.layer, **about) as small:
-                    got.append(both.run(sample, open_session(small), fed))
+                    got.append(both.run(sample, open_session(small, path.parent), fed))
             for sample, wanted, found in zip(todo, want, got, strict=True):
                 lines.append(both.compare(sample, wanted.result(), found))
         finally:
@@ -150,10 +151,8 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _one_layer_file(source: Path, **about: Any) -> Iterator[Path]:
-    """Give the graph of one layer beside the graph it is made from, and remove it."""
-    path = source.with_name(f".{source.stem}.one-layer.onnx")
-    try:
+    """Give the graph of one layer for a while; its weights lie beside the graph it is made from."""
+    with tempfile.TemporaryDirectory(prefix="draftrt-layer-") as folder:
+        path = Path(folder) / source.name
         write_one_layer(source, path, **about)
         yield path
-    finally:
-        path.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from draftrt.quantization import Scheme
 def write_one_layer(
     source: Path, path: Path, *, layer: int, num_layers: int, rows: Rows, tables: Collection[str]
 ) -> None:
-    """Write the graph of one layer beside the file it is made from.
+    """Write the graph of one layer of a file.
 
     A bfloat16 graph becomes one in float32 that widens each weight when it needs it: ONNX Runtime's
     CPU kernels know no bfloat16 products. The layer's result is a further output, the last one. The
@@ -33,7 +33,7 @@ def write_one_layer(
 
     Args:
         source: written ONNX file of all layers, not opened for its weights.
-        path: file to write; it shares the data files, so it lies in the same folder.
+        path: file to write; it names the data files of ``source`` as that does.
         layer: the layer that is left.
         num_layers: layers of ``source``.
         rows: rows of each of ``tables`` to compute with.

@@ -28,7 +28,7 @@ from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Completion
 from draftrt.spec import Precision
-from draftrt.validate.parity import ParityReport, check_parity
+from draftrt.validate.pair_parity import PairReport, as_text, check_pair
 from draftrt.validate.runners import require
 
 T = TypeVar("T")
@@ -261,10 +261,8 @@ def _build(out: Path, options: EngineOptions) -> PlanEntry:
     return build_plan(out, BuildOptions(backend=options.backend, sms=options.sms)).entry
 
 
-def _parity(path: Path) -> ParityReport:
-    from draftrt.validate.parity_report import as_text
-
-    found = check_parity(path)
+def _parity(path: Path) -> PairReport:
+    found = check_pair(path)
     if not found.is_same:
         raise ParityError("\n".join(as_text(found)), hint="docs/accuracy.md says how to find where")
     return found
@@ -299,8 +297,11 @@ def _say_plan(plan: PlanEntry) -> str:
     return f"{plan.backend} {plan.backend_version}, SM {sms}, {plan.size_bytes / 1e6:.1f} MB"
 
 
-def _say_parity(found: ParityReport) -> str:
-    return f"same as PyTorch over {len(found.rounds)} rounds, {found.precision.value}"
+def _say_parity(found: PairReport) -> str:
+    assert found.draft is not None
+    rounds, precision = len(found.draft.rounds), found.draft.precision.value
+    target = ", the target too" if found.target is not None else ""
+    return f"same as PyTorch over {rounds} rounds, {precision}{target}"
 
 
 def _say_run(done: Completion) -> str:

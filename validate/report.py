@@ -133,11 +133,10 @@ def _parity(
         return _read(given, bundle, keys), f"{given.name}, by draftrt validate parity --json"
     if report is None:
         return None, ""
-    from draftrt.validate.parity import check_parity
-    from draftrt.validate.parity_report import as_json
+    from draftrt.validate.pair_parity import as_json, check_pair
 
     report("parity ...")
-    return as_json(check_parity(bundle.path)), HERE
+    return as_json(check_pair(bundle.path)), HERE
 
 
 def _bench(

@@ -63,6 +63,11 @@ def _parity(report: Report) -> Section:
         f"Source: {report.sources['parity']}.",
         *found["notes"],
     ]
+    target = found.get("target")
+    if target is not None:
+        verdict = "the same as its own" if target["same"] else "different from its own"
+        text.append(f"The target graph is {verdict}. {'; '.join(target['compared'])}.")
+        text += [*target["notes"], *target["differences"]]
     measures = Table(
         head=["output", "measure", "rows", "seen", "limit", "verdict"],
         rows=[_measure(one) for one in found["measures"]],
