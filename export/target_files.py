@@ -19,6 +19,7 @@ TOKENIZER_FILES = (
     GENERATION,
     "special_tokens_map.json",
 )
+MORE_TEMPLATES = "additional_chat_templates"  # a folder of further ones, named by their files
 MOST_BEYOND = 256  # added tokens without a row; more of them belong to another model
 SHOWN = 4
 
@@ -36,19 +37,19 @@ def check_target_files(folder: Path, spec: TargetSpec) -> tuple[list[DraftrtErro
         if not _is_there(path):
             continue
         try:
-            if name == TEMPLATE:
-                _check_template(path)
-            else:
+            if name != TEMPLATE:
                 configs[name] = read_object(path, CheckpointError)
         except CheckpointError as error:
             findings.append(error)
+    templates = _templates(folder)
+    for path in templates:
+        try:
+            _check_template(path)
+        except CheckpointError as error:
+            findings.append(error)
     findings += _check_generation(folder / GENERATION, configs.get(GENERATION, {}))
-    if not _is_there(folder / TEMPLATE) and not configs.get(TOKENIZER_CONFIG, {}).get(
-        "chat_template"
-    ):
-        warnings.append(
-            f"{folder.name} has no chat template: --chat will be refused for this bundle"
-        )
+    if not templates and not configs.get(TOKENIZER_CONFIG, {}).get("chat_template"):
+        warnings.append(f"{folder.name} has no chat template: prompts will be taken as they are")
     return findings, warnings
 
 
@@ -59,6 +60,17 @@ def copy_target_files(target: Path, folder: Path) -> None:
         if _is_there(target / name):
             content = read_bytes(target / name, CheckpointError)
             (folder / name).write_bytes(content.removeprefix(BOM))
+    for path in _templates(target):
+        if path.parent.name == MORE_TEMPLATES:
+            (folder / MORE_TEMPLATES).mkdir(exist_ok=True)
+            content = read_bytes(path, CheckpointError)
+            (folder / MORE_TEMPLATES / path.name).write_bytes(content.removeprefix(BOM))
+
+
+def _templates(folder: Path) -> list[Path]:
+    """Return the files of a tokenizer's chat templates."""
+    more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+    return [folder / TEMPLATE, *more] if _is_there(folder / TEMPLATE) else more
 
 
 def _is_there(path: Path) -> bool:

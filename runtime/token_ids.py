@@ -56,8 +56,8 @@ def check_messages(messages: Any) -> None:
     """Check chat messages, all problems in one error.
 
     Raises:
-        FeedError: no list, or entries without a text as ``role`` and as ``content``; the content
-            may be left out where there are ``tool_calls``.
+        FeedError: no list, or entries without a text as ``role`` and a text, or a list of parts, as
+            ``content``; the content may be left out where there are ``tool_calls``.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise FeedError(f"messages are {_named(messages)}, expected a list of them")
@@ -70,16 +70,21 @@ def check_messages(messages: Any) -> None:
             continue
         for key in ("role", "content"):
             value = message.get(key)
-            if isinstance(value, str) or (
-                key == "content" and value is None and message.get("tool_calls")
-            ):
+            if isinstance(value, str) or (key == "content" and _may_be_content(value, message)):
                 continue
             found = f"is {_named(value)}" if key in message else "is missing"
             wrong.append(f"message {number}: {key} {found}, expected a text")
     if wrong:
         raise FeedError(
-            "; ".join(_shortened(wrong)), hint="join the parts of a content to one text"
+            "; ".join(_shortened(wrong)), hint='a message is {"role": "user", "content": "..."}'
         )
+
+
+def _may_be_content(value: Any, message: Mapping[Any, Any]) -> bool:
+    """Whether this may stand for a text: parts, as some templates take, or nothing beside calls."""
+    if value is None:
+        return bool(message.get("tool_calls"))
+    return isinstance(value, list | tuple) and all(isinstance(part, Mapping) for part in value)
 
 
 def checked_ids(prompt: Any, num_ids: int | None) -> tuple[int, ...]:
