@@ -21,6 +21,7 @@ import click
 from draftrt.durable import NO_ROOM
 from draftrt.errors import DraftrtError
 from draftrt.packages import absence_in
+from draftrt.printable import printable
 
 TRACEBACK = "DRAFTRT_TRACEBACK"
 LESS_MEMORY = (
@@ -65,7 +66,7 @@ def end(command: Callable[[], object]) -> NoReturn:
         failure = as_failure(error)
         if failure is not error and os.environ.get(TRACEBACK):
             _say(traceback.print_exc)
-        _say(lambda: click.echo(f"Error: {failure}", err=True))
+        _say(lambda: click.echo(f"Error: {printable(str(failure))}", err=True))
         status = failure.exit_code
     sys.exit(status if isinstance(status, int) else 0)
 
