@@ -21,7 +21,11 @@ PRECISION ?=
 QUANTIZE ?=
 SM ?=
 IGNORE_KEY ?=
-PROMPTS ?= tests/assets/prompts.txt
+PROMPT ?=
+PROMPTS ?= $(if $(filter tests/assets/tiny-target,$(TARGET)),tests/assets/prompts.txt)
+RAW ?=
+SYSTEM ?=
+TEMPLATE_VAR ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,13 +40,17 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/compiled
 quote = '$(subst ','\'',$(1))'
 # $(call option,--name,VALUE): the option and its value, or nothing when VALUE is empty.
 option = $(if $(2),$(1) $(call quote,$(2)))
+# How prompts are written out for the target; $(TEMPLATE_VAR) may be several words.
+form = $(if $(RAW),--raw) $(call option,--system,$(SYSTEM)) \
+  $(foreach one,$(TEMPLATE_VAR),$(call option,--template-var,$(one)))
 # ... || $(call stop,SENTENCE): say why and fail.
 stop = { echo "make: $(strip $(1))" >&2; exit 1; }
 
 .PHONY: help
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
-	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION QUANTIZE SM IGNORE_KEY for engine; DRAFT TARGET PROMPTS for bench; PYTHON WORKERS PYTEST_ARGS'
+	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION QUANTIZE SM IGNORE_KEY PROMPT for engine; DRAFT TARGET PROMPTS for bench;' \
+	  '           RAW=1 SYSTEM TEMPLATE_VAR for both; PYTHON WORKERS PYTEST_ARGS'
 
 # --- The main job -------------------------------------------------------------------------------
 
@@ -51,7 +59,8 @@ engine: $(STAMP) ## DRAFT and TARGET to ONNX, a TensorRT-RTX plan, parity and a 
 	$(BIN)/draftrt engine $(call quote,$(DRAFT)) --target $(call quote,$(TARGET)) \
 	  -o $(call quote,$(OUT)) $(call option,--precision,$(PRECISION)) \
 	  $(foreach one,$(QUANTIZE),$(call option,--quantize,$(one))) $(call option,--sm,$(SM)) \
-	  $(foreach one,$(IGNORE_KEY),$(call option,--ignore-key,$(one)))
+	  $(foreach one,$(IGNORE_KEY),$(call option,--ignore-key,$(one))) \
+	  $(call option,--prompt,$(PROMPT)) $(form)
 
 .PHONY: bench
 bench: BUNDLE := build/bench/$(shell basename -- $(call quote,$(DRAFT)))
@@ -59,7 +68,7 @@ bench: $(STAMP) ## DRAFT and TARGET on this CPU: with drafter, without, transfor
 	$(BIN)/draftrt export $(call quote,$(DRAFT)) --target $(call quote,$(TARGET)) \
 	  -o $(call quote,$(BUNDLE)) --force
 	$(BIN)/draftrt bench $(call quote,$(BUNDLE)) --rivals --draft $(call quote,$(DRAFT)) \
-	  $(call option,--prompts,$(PROMPTS)) --calibrate \
+	  $(call option,--prompts,$(PROMPTS)) $(form) --calibrate \
 	  --json $(call quote,$(BUNDLE).json) --svg $(call quote,$(BUNDLE).svg)
 
 .PHONY: bench-size

@@ -8,10 +8,13 @@ from pathlib import Path
 import click
 
 from draftrt.output_cli import OutputFile, check_places, write_output
+from draftrt.printable import printable
 from draftrt.runtime.bench_picture import to_svg
 from draftrt.runtime.bench_run import Settings, run_bench
 from draftrt.runtime.load import BACKENDS, PORTS
 from draftrt.runtime.options import MOST_THREADS, SCHEDULES, ScheduleKind
+from draftrt.runtime.prompt_cli import FILE_HELP, form_options
+from draftrt.runtime.prompts import Form
 
 
 @click.command()
@@ -19,8 +22,9 @@ from draftrt.runtime.options import MOST_THREADS, SCHEDULES, ScheduleKind
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path),
-    help="File with a prompt a line.  [default: a few built-in ones]",
+    help=f"{FILE_HELP}  [default: a few built-in ones]",
 )
+@form_options
 @click.option(
     "--num-prompts", type=click.IntRange(1), default=8, show_default=True, help="Take the first N."
 )
@@ -54,6 +58,7 @@ from draftrt.runtime.options import MOST_THREADS, SCHEDULES, ScheduleKind
 def bench(
     bundle: Path,
     prompts: Path | None,
+    form: Form,
     num_prompts: int,
     max_tokens: int,
     repeats: int,
@@ -71,6 +76,7 @@ def bench(
 ) -> None:
     """Time the pair in BUNDLE with its drafter and without, greedily and without end tokens.
 
+    Prompts go through the target's chat template where its tokenizer has one.
     Figures go to standard output, progress to standard error.
     """
     if draft is not None and not rivals:
@@ -81,6 +87,7 @@ def bench(
     settings = Settings(
         bundle=bundle,
         prompts=prompts,
+        form=form,
         num_prompts=num_prompts,
         max_tokens=max_tokens,
         repeats=repeats,
@@ -94,7 +101,7 @@ def bench(
         draft=draft,
         calibrate=calibrate,
     )
-    found = run_bench(settings, lambda line: click.echo(line, err=True))
+    found = run_bench(settings, lambda line: click.echo(printable(line), err=True))
     click.echo(found.to_text())
     if json_file is not None:
         write_output(json_file, json.dumps(found.to_json(), indent=1) + "\n")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftrt.printable import printable
 from draftrt.runtime.bench import SPECULATIVE, Summary
 from draftrt.runtime.machine import Machine
 from draftrt.runtime.schedule import Costs
@@ -21,6 +22,7 @@ class Report:
         pair: family, drafts a round and what runs it, in words.
         max_tokens: new tokens of each decoding.
         num_prompts: prompts.
+        form: their form, in words.
         repeats: decodings of each prompt by each system.
         schedule: how many drafts were verified.
         versions: package to version.
@@ -37,6 +39,7 @@ class Report:
     pair: str
     max_tokens: int
     num_prompts: int
+    form: str
     repeats: int
     schedule: str
     versions: dict[str, str]
@@ -59,6 +62,7 @@ class Report:
             "pair": self.pair,
             "max_tokens": self.max_tokens,
             "num_prompts": self.num_prompts,
+            "form": self.form,
             "repeats": self.repeats,
             "schedule": self.schedule,
             "versions": self.versions,
@@ -80,6 +84,7 @@ class Report:
             f"{_load(self.before)} before and {_load(self.after)} after",
             f"decoded   {self.num_prompts} prompts x {self.max_tokens} tokens, each {self.repeats} "
             f"times, greedy, schedule {self.schedule}",
+            f"prompts   {printable(self.form)}",
             "",
             *_table(self.systems),
             "",

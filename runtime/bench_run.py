@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftrt import __version__
@@ -21,7 +21,8 @@ from draftrt.runtime.load import load
 from draftrt.runtime.machine import peak_memory_bytes, this_machine
 from draftrt.runtime.options import DecodeOptions, ScheduleKind
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.prompts import read_prompts, room_problem
+from draftrt.runtime.prompt_files import read_prompts
+from draftrt.runtime.prompts import Form, Request, room_problem
 from draftrt.runtime.schedule import write_costs
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch", "numpy")
@@ -33,7 +34,8 @@ class Settings:
 
     Attributes:
         bundle: the bundle's folder.
-        prompts: file with a prompt a line; None: the built-in ones.
+        prompts: file of prompts; None: the built-in ones.
+        form: how they are written out for the target.
         num_prompts: how many of them.
         max_tokens: new tokens of each.
         repeats: decodings of each.
@@ -50,6 +52,7 @@ class Settings:
 
     bundle: Path
     prompts: Path | None = None
+    form: Form = field(default_factory=Form)
     num_prompts: int = 8
     max_tokens: int = 128
     repeats: int = 3
@@ -77,11 +80,14 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
     """
     bundle = Bundle.open(settings.bundle)
     spec = bundle.drafter()
-    texts = read_prompts(settings.prompts, settings.num_prompts)
+    requests = read_prompts(settings.prompts, settings.num_prompts)
     _check_places(bundle, settings)
     before = this_machine()
     with _loaded(settings) as pair:
-        prompts = _encoded(pair, texts, settings.max_tokens)
+        form = settings.form.settled(pair.template, requests)
+        prompts = _encoded(pair, requests, form, settings.max_tokens)
+        for note in form.notes(pair.template, requests):
+            report(note)
         costs = measure_costs(pair, report)
         if settings.calibrate:
             write_costs(settings.bundle, pair.runs_as, costs[0])
@@ -103,6 +109,7 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
             pair=f"{spec.family.value}, {spec.num_draft_tokens} drafts a round; {pair.runs_as}",
             max_tokens=settings.max_tokens,
             num_prompts=len(prompts),
+            form=form.describe(),
             repeats=settings.repeats,
             schedule=settings.schedule,
             versions=_versions(),
@@ -135,9 +142,11 @@ def _loaded(settings: Settings) -> Pair:
     )
 
 
-def _encoded(pair: Pair, texts: list[str], max_tokens: int) -> list[tuple[int, ...]]:
-    prompts = [pair.encode(text) for text in texts]
-    if (problem := room_problem(pair.decoder, texts, prompts, max_tokens)) is not None:
+def _encoded(
+    pair: Pair, requests: list[Request], form: Form, max_tokens: int
+) -> list[tuple[int, ...]]:
+    prompts = form.encode(pair.encode, requests)
+    if (problem := room_problem(pair.decoder, requests, prompts, max_tokens)) is not None:
         raise problem
     return prompts
 

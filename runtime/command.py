@@ -1,13 +1,17 @@
-"""``draftrt run``: decode a prompt with a bundle and its target."""
+"""``draftrt run``: decode prompts with a bundle and its target."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import click
 
 from draftrt.number_cli import FiniteRange
+from draftrt.printable import printable
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import BACKENDS, PORTS, load
 from draftrt.runtime.options import (
@@ -18,22 +22,37 @@ from draftrt.runtime.options import (
     ProposalKind,
     ScheduleKind,
 )
-from draftrt.runtime.pair import Completion, Pair, Prompt
-from draftrt.runtime.stats import Stats
-
-
-def refuse_empty(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return the texts, or fail as wrong usage where one is empty."""
-    if "" in values:
-        raise click.BadParameter("got an empty text, expected at least one character", ctx, param)
-    return values
+from draftrt.runtime.pair import Completion, Pair
+from draftrt.runtime.prompt_cli import FILE_HELP, TEXT, form_options
+from draftrt.runtime.prompt_files import STDIN, read_prompts, read_whole
+from draftrt.runtime.prompts import Form, Request, asked, room_problem
+from draftrt.runtime.stats import FinishReason, Stats
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--prompt", required=True, help="Text to go on with.")
+@click.option(
+    "--prompt",
+    "prompts",
+    type=TEXT,
+    multiple=True,
+    help="What to say to the target; - reads standard input. May be repeated.",
+)
+@click.option(
+    "--prompt-file",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="File whose whole text is a prompt, or JSON lines (.jsonl). May be repeated.",
+)
+@click.option(
+    "--prompts",
+    "lists",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help=f"{FILE_HELP} May be repeated.",
+)
+@form_options
 @click.option(
     "--target",
     type=click.Path(path_type=Path),
@@ -51,7 +70,7 @@ def refuse_empty(
 @click.option(
     "--stop",
     multiple=True,
-    callback=refuse_empty,
+    type=TEXT,
     help="String that ends the text; may be repeated.",
 )
 @click.option("--ignore-eos", is_flag=True, help="Go on behind the target's end-of-text tokens.")
@@ -112,7 +131,6 @@ def refuse_empty(
     show_default=True,
     help="Where ONNX Runtime and a Hugging Face target run.",
 )
-@click.option("--chat", is_flag=True, help="Wrap the prompt in the target's chat template.")
 @click.option("--plain", is_flag=True, help="Decode with the target alone.")
 @click.option(
     "--threads",
@@ -126,10 +144,15 @@ def refuse_empty(
     is_flag=True,
     help="Least memory: read weights where their file is mapped, shared tables once; slower.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON object a prompt instead of text."
+)
 def run(
     bundle: Path,
-    prompt: str,
+    prompts: tuple[str, ...],
+    files: tuple[Path, ...],
+    lists: tuple[Path, ...],
+    form: Form,
     target: Path | None,
     target_port: str | None,
     max_tokens: int,
@@ -147,16 +170,17 @@ def run(
     schedule: ScheduleKind,
     backend: str,
     device: str,
-    chat: bool,
     plain: bool,
     threads: int,
     map_weights: bool,
     as_json: bool,
 ) -> None:
-    """Decode a prompt with the drafter and target of BUNDLE.
+    """Decode prompts with the drafter and target of BUNDLE.
 
-    Text goes to standard output, acceptance and times to standard error.
+    A prompt goes through the target's chat template where its tokenizer has one. Text goes to
+    standard output; the form of the prompts, acceptance and times to standard error.
     """
+    requests = _requests(prompts, files, lists)
     if min_tokens > max_tokens:
         raise click.UsageError(f"--min-tokens {min_tokens} is more than --max-tokens {max_tokens}")
     options = DecodeOptions(
@@ -173,7 +197,6 @@ def run(
         schedule=schedule,
         stop_ids=frozenset() if ignore_eos else None,
     )
-    wanted: Prompt = [{"role": "user", "content": prompt}] if chat else prompt
     with load(
         bundle,
         target=target,
@@ -183,23 +206,73 @@ def run(
         threads=threads,
         map_weights=map_weights,
     ) as pair:
-        if as_json:
-            done = pair.generate(wanted, options, stop=stop, speculate=not plain)
-            click.echo(json.dumps(_report(done)))
-        else:
-            stats = _print_text(pair, wanted, options, stop, speculate=not plain)
-            click.echo(_figures(pair, stats), err=True)
+        form = form.settled(pair.template, requests)
+        every = form.encode(pair.encode, requests)
+        if not plain and (problem := room_problem(pair.decoder, requests, every, max_tokens)):
+            raise problem
+        for note in form.notes(pair.template, requests):
+            click.echo(printable(note), err=True)
+        for number, ids in enumerate(every, start=1):
+            if len(every) > 1:
+                label = printable(requests[number - 1].label.replace("\n", " ")[:60])
+                click.echo(f"prompt {number} of {len(every)}: {label}", err=True)
+            if as_json:
+                done = pair.generate(ids, options, stop=stop, speculate=not plain)
+                click.echo(json.dumps(_report(done, form)))
+                _explain(pair, done.token_ids, done.finish)
+            else:
+                if number > 1:
+                    click.echo()
+                _print_text(pair, ids, options, stop, speculate=not plain)
+
+
+def _requests(
+    prompts: tuple[str, ...], files: tuple[Path, ...], lists: tuple[Path, ...]
+) -> list[Request]:
+    """Return what is asked: first the prompts, then those of the files."""
+    if not (prompts or files or lists):
+        raise click.UsageError("Missing option '--prompt', '--prompt-file' or '--prompts'.")
+    sources = [*prompts, *map(str, files), *map(str, lists)]
+    if sources.count(STDIN) > 1:
+        raise click.UsageError("got - more than once, expected it once: standard input ends")
+    texts = [read_whole(one) if one == STDIN else [asked(one)] for one in prompts]
+    return [*chain(*texts, *map(read_whole, files), *map(read_prompts, lists))]
 
 
 def _print_text(
-    pair: Pair, prompt: Prompt, options: DecodeOptions, stop: tuple[str, ...], *, speculate: bool
-) -> Stats:
-    stats = Stats()
-    for chunk in pair.stream(prompt, options, stop=stop, speculate=speculate):
-        click.echo(chunk.text, nl=False)  # echo flushes
+    pair: Pair,
+    ids: Sequence[int],
+    options: DecodeOptions,
+    stop: tuple[str, ...],
+    *,
+    speculate: bool,
+) -> None:
+    is_terminal = sys.stdout.isatty()
+    stats, tokens = Stats(), list[int]()
+    finish: FinishReason | None = None
+    for chunk in pair.stream(ids, options, stop=stop, speculate=speculate):
+        click.echo(printable(chunk.text) if is_terminal else chunk.text, nl=False)  # echo flushes
         stats.add(chunk.round)
+        tokens += chunk.token_ids
+        finish = chunk.finish
     click.echo()
-    return stats
+    _explain(pair, tokens, finish)
+    click.echo(_figures(pair, stats), err=True)
+
+
+def explanation(pair: Pair, tokens: Sequence[int], finish: FinishReason | None) -> str:
+    """Return why nothing came, where the first token ended the text; else an empty text."""
+    if len(tokens) != 1 or finish != "stop" or tokens[0] not in pair.stop_ids:
+        return ""
+    return (
+        f"nothing came: the first token is {printable(pair.token_name(tokens[0]))}, which ends the "
+        "text; --ignore-eos or --min-tokens goes on behind it"
+    )
+
+
+def _explain(pair: Pair, tokens: Sequence[int], finish: FinishReason | None) -> None:
+    if why := explanation(pair, tokens, finish):
+        click.echo(why, err=True)
 
 
 def _figures(pair: Pair, stats: Stats) -> str:
@@ -214,8 +287,9 @@ def _figures(pair: Pair, stats: Stats) -> str:
     return "\n".join([stats.summary(), *lines])
 
 
-def _report(done: Completion) -> dict[str, object]:
+def _report(done: Completion, form: Form) -> dict[str, object]:
     return {
+        "form": form.describe(),
         "text": done.text,
         "prompt_ids": done.prompt_ids,
         "token_ids": done.token_ids,

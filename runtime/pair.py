@@ -24,16 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.closing import Closing
-from draftrt.errors import BundleError, OptionError
-from draftrt.runtime.chat import Message, render
+from draftrt.errors import OptionError
+from draftrt.runtime.chat import ChatTemplate, Message
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.drafter import Drafter
 from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.prompts import encode_prompt, no_variables
 from draftrt.runtime.schedule import Costs
 from draftrt.runtime.stats import FinishReason, Round, Stats
 from draftrt.runtime.target import Target
 from draftrt.runtime.text import StopStrings, TextStream, load_tokenizer
-from draftrt.runtime.token_ids import check_messages, check_text, checked_ids, is_messages
+from draftrt.runtime.token_ids import checked_ids, is_messages
 from draftrt.runtime.turns import InTurns, Turn
 
 Prompt = str | Sequence[Message] | Sequence[int] | NDArray[np.int64]
@@ -85,7 +86,7 @@ class Pair(Closing):
         target: the target.
         drafter: the drafter; None for a target exported alone, which decodes plainly.
         decoder: the loop with both.
-        tokenizer_dir: folder of the tokenizer and its chat template.
+        template: the tokenizer's chat template.
         stop_ids: the target's own end-of-text ids.
         runs_as: what runs it, in words; the name under which the bundle keeps `costs`.
         costs: times measured for this way to run the bundle; None where there are none.
@@ -119,50 +120,34 @@ class Pair(Closing):
         self._num_ids = num_ids
         self.runs_as = runs_as
         self.costs = costs
-        self.tokenizer_dir = tokenizer_dir
+        self.template = ChatTemplate(tokenizer_dir)
         self._tokenizer = load_tokenizer(tokenizer_dir)
         self.decoder = Decoder(target, drafter, costs)
         self._plain = Decoder(target)
         self._turn = Turn()
 
     def encode(
-        self, prompt: str | Sequence[Message], chat_variables: Mapping[str, Any] | None = None
+        self, prompt: str | Sequence[Message], template_variables: Mapping[str, Any] | None = None
     ) -> tuple[int, ...]:
         """Return the ids of a prompt: a text as it is, or messages through the chat template.
 
         Args:
             prompt: a text, or messages with ``role`` and ``content``.
-            chat_variables: further variables of the chat template, as ``enable_thinking``.
+            template_variables: further variables of the chat template, as ``enable_thinking``.
 
         Raises:
             BundleError: the target has no chat template, or it refuses the messages; or the
                 tokenizer cannot encode the text, or gives ids that the target has not.
-            FeedError: neither a text nor messages, or a text that is no valid Unicode.
+            FeedError: neither a text nor messages, a text that is no valid Unicode, variables that
+                are no JSON data, or variables for a text.
         """
-        if isinstance(prompt, str):
-            return self._encoded(prompt, add_special_tokens=True)
-        check_messages(prompt)
-        text = render(self.tokenizer_dir, prompt, chat_variables or {})
-        return self._encoded(text, add_special_tokens=False)
+        return encode_prompt(
+            self._tokenizer, self.template, prompt, template_variables, num_ids=self._num_ids
+        )
 
-    def _encoded(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        check_text(text)
-        try:
-            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception as error:  # what tokenizers raises is Exception itself
-            raise BundleError(
-                f"{self.tokenizer_dir}: the tokenizer cannot encode the prompt: {error}",
-                hint="export the bundle again from the target's own folder",
-            ) from error
-        wrong = [token for token in ids if self._num_ids is not None and token >= self._num_ids]
-        if wrong:
-            raise BundleError(
-                f"{self.tokenizer_dir}: the tokenizer gives id {wrong[0]} "
-                f"({self._tokenizer.id_to_token(wrong[0])!r}), expected ids below {self._num_ids}, "
-                "the rows of the target's table",
-                hint="leave that token out of the prompt: the target knows nothing of it",
-            )
-        return tuple(ids)
+    def token_name(self, token: int) -> str:
+        """Return a token as the tokenizer writes it, as ``<|im_end|>``, or its number."""
+        return self._tokenizer.id_to_token(token) or str(token)
 
     def rounds(
         self,
@@ -193,14 +178,16 @@ class Pair(Closing):
         *,
         stop: Sequence[str] = (),
         speculate: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
     ) -> Generator[Chunk, None, None]:
         """Decode and return the text round by round; closing the iterator at any time is harmless.
 
         Args:
-            prompt: a text, chat messages, or ids.
+            prompt: a text, taken as it is; chat messages, through the chat template; or ids.
             options: see `DecodeOptions`.
             stop: strings that end the text, themselves not part of it.
             speculate: False decodes with the target alone.
+            template_variables: as in `encode`.
 
         Raises:
             FeedError: no prompt (see `token_ids`), or it and the wanted tokens do not fit the
@@ -210,7 +197,7 @@ class Pair(Closing):
             BundleError: messages without a chat template.
             BusyError: while it is read: a later call has taken the caches.
         """
-        prompt_ids = self._ids(prompt)
+        prompt_ids = self._ids(prompt, template_variables)
         chunks = self._chunks(prompt_ids, options, stop, speculate=speculate)
         return InTurns(chunks, self._turn)
 
@@ -221,12 +208,13 @@ class Pair(Closing):
         *,
         stop: Sequence[str] = (),
         speculate: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
     ) -> Completion:
         """Decode to the end; arguments and errors as in `stream`.
 
         Calls of several threads wait for each other.
         """
-        prompt_ids = self._ids(prompt)
+        prompt_ids = self._ids(prompt, template_variables)
         steps = self._chunks(prompt_ids, options, stop, speculate=speculate)
         with self._turn, closing(steps):
             chunks = list(steps)
@@ -239,15 +227,17 @@ class Pair(Closing):
         )
 
     def close(self) -> None:
-        """Free target and drafter, after the call that is running in another thread."""
+        """Free target, drafter and template, after the call that runs in another thread."""
+        self.template.close()
         with self._turn:
             if self.drafter is not None:
                 self.drafter.close()
             self.target.close()
 
-    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+    def _ids(self, prompt: Prompt, variables: Mapping[str, Any] | None) -> tuple[int, ...]:
         if isinstance(prompt, str) or is_messages(prompt):
-            return self.encode(prompt)  # type: ignore[arg-type]
+            return self.encode(prompt, variables)  # type: ignore[arg-type]
+        no_variables(variables)
         return checked_ids(prompt, self._num_ids)
 
     def _rounds(

@@ -1,57 +1,239 @@
-"""Several prompts: a file's lines, or a few that every model has something to say to.
+"""Prompts, and the form in which a target gets them: through its chat template, or as they are.
 
 Those that do not fit are found before the first one is decoded, all at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from draftrt.errors import FeedError
+from draftrt.errors import BundleError, FeedError
+from draftrt.runtime.chat import ChatTemplate, Message
+from draftrt.runtime.token_ids import check_text
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from draftrt.runtime.decode import Decoder
 
-DEFAULT = (
-    "Here is how to bake a loaf of bread, step by step:",
-    "The three most important inventions of the nineteenth century were",
-    "def fibonacci(n):",
-    "Q: Why is the sky blue?\nA:",
-    "Dear Anna, thank you for your letter. Last week",
-    "1, 2, 4, 8, 16,",
-    "Once upon a time, in a village by the sea,",
-    "SELECT name, count(*) FROM orders",
-)
-ONE_A_LINE = "give a text file with a prompt a line"
+Encode = Callable[[str | Sequence[Message], Mapping[str, Any] | None], tuple[int, ...]]
+PLAIN, CHAT = "as it is", "chat template"
+CONTROL = re.compile(
+    r"<\|?[a-z_]+\|?>|\[/?[A-Z_]+\]", re.ASCII
+)  # what templates write around turns
 
 
-def read_prompts(path: Path | None, most: int) -> list[str]:
-    """Return the first ``most`` prompts, one a line of a UTF-8 file; None: the built-in ones.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a target is asked.
+
+    Attributes:
+        messages: a conversation; a text alone is the one message of a user.
+        text: the text; None where messages were given.
+        variables: template variables of this prompt.
+    """
+
+    messages: tuple[Message, ...]
+    text: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The text, or that of the last message."""
+        if self.text is not None:
+            return self.text
+        content = self.messages[-1].get("content")
+        return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+
+
+def asked(text: str, **variables: Any) -> Request:
+    """Return a text as a request."""
+    return Request(messages=({"role": "user", "content": text},), text=text, variables=variables)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How prompts are written out for a target.
+
+    Attributes:
+        is_chat: True: through the chat template; False: as they are; None: through the template
+            where the tokenizer has one.
+        system: a message of the system in front.
+        variables: template variables of every prompt; a prompt's own win.
+    """
+
+    is_chat: bool | None = None
+    system: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def settled(self, template: ChatTemplate, requests: Sequence[Request]) -> Form:
+        """Return the form with ``is_chat`` decided.
+
+        Raises:
+            BundleError: the tokenizer has no template, and something needs one.
+            FeedError: messages to be taken as they are.
+        """
+        given = [number for number, one in enumerate(requests, start=1) if one.text is None]
+        if template.templates and self.is_chat is not False:
+            return replace(self, is_chat=True)
+        needs = {
+            "--chat": self.is_chat,
+            "a system message": self.system is not None,
+            "template variables": self.variables or any(one.variables for one in requests),
+            "messages": given,
+        }
+        asking = [name for name, is_asked in needs.items() if is_asked]
+        if asking and self.is_chat is False:
+            raise FeedError(
+                f"got {' and '.join(asking)}, and prompts that are taken as they are",
+                hint="leave --raw out: these need the chat template",
+            )
+        if asking:
+            raise BundleError(
+                f"{template.folder}: the target has no chat template, and {' and '.join(asking)} "
+                f"need{'s' if len(asking) == 1 and asking[0].startswith(('-', 'a ')) else ''} one",
+                hint="give the prompt as one text, with everything that belongs to it",
+            )
+        return replace(self, is_chat=False)
+
+    def describe(self) -> str:
+        """Return the form in words: ``chat template, enable_thinking=false``."""
+        if not self.is_chat:
+            return PLAIN
+        system = [] if self.system is None else ["with a system message"]
+        told = (f"{name}={json.dumps(value)}"[:80] for name, value in self.variables.items())
+        return ", ".join([CHAT, *system, *told])
+
+    def encode(self, encode: Encode, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+        """Return the ids of each prompt in this form, which is settled.
+
+        Args:
+            encode: ids of a text or of messages, as `draftrt.runtime.pair.Pair.encode`.
+            requests: the prompts.
+
+        Raises:
+            BundleError: the template refuses messages.
+            FeedError: a prompt with two messages of the system, or as `encode_prompt`.
+        """
+        return [encode(*self.written(number, one)) for number, one in enumerate(requests, 1)]
+
+    def written(
+        self, number: int, one: Request
+    ) -> tuple[str | Sequence[Message], Mapping[str, Any]]:
+        """Return a prompt as its text or its messages, and its template variables.
+
+        Args:
+            number: of the prompt, from 1, for an error.
+            one: the prompt.
+
+        Raises:
+            FeedError: two messages of the system.
+        """
+        if not self.is_chat and one.text is not None:
+            return one.text, {}
+        messages = one.messages
+        if self.system is not None:
+            if messages[0].get("role") == "system":
+                raise FeedError(
+                    f"prompt {number}: got a message of the system in it and --system, expected one"
+                )
+            messages = ({"role": "system", "content": self.system}, *messages)
+        return messages, {**self.variables, **one.variables}
+
+    def notes(self, template: ChatTemplate, requests: Sequence[Request]) -> list[str]:
+        """Return what a user should know: the form in use, and what looks like a mistake.
+
+        Args:
+            template: the target's.
+            requests: the prompts.
+        """
+        told = [f"prompts: {self.describe()}"]
+        if not self.is_chat:
+            return told
+        own = (name for one in requests for name in one.variables)
+        names = dict.fromkeys([*self.variables, *own])
+        unused = template.unused(names)
+        told += [f"warning: the chat template does not use the variable {name}" for name in unused]
+        controls = set(CONTROL.findall("".join(template.templates.values())))
+        texts = [one.text for one in requests if one.text is not None]
+        held = sorted({found for text in texts for found in CONTROL.findall(text)} & controls)
+        if held:
+            told.append(
+                f"warning: a prompt holds {', '.join(held[:4])}, which the chat template writes "
+                "itself; --raw takes prompts as they are"
+            )
+        return told
+
+
+def encode_prompt(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    prompt: str | Sequence[Message],
+    variables: Mapping[str, Any] | None,
+    *,
+    num_ids: int | None = None,
+) -> tuple[int, ...]:
+    """Return the ids of a text as it is, or of messages through the chat template.
+
+    Args:
+        tokenizer: the target's.
+        template: its chat template.
+        prompt: the text or the messages.
+        variables: of the template.
+        num_ids: rows of the target's embedding table; None where they are not known.
 
     Raises:
-        FeedError: the file cannot be read or holds no prompt.
+        BundleError: the target has no chat template, or it refuses the messages; or the tokenizer
+            cannot encode the text, or gives ids that the target has not.
+        FeedError: neither a text nor messages, a text that is no valid Unicode, variables that are
+            no JSON data, or variables for a text.
     """
-    if path is None:
-        return list(DEFAULT[:most])
+    is_text = isinstance(prompt, str)
+    if isinstance(prompt, str):
+        no_variables(variables)
+        text = prompt
+    else:
+        text = template.render(prompt, variables or {})
+    check_text(text)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FeedError(f"{path}: no such file", hint=ONE_A_LINE) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise FeedError(
-            f"{path}: cannot be read as UTF-8 text: {error}", hint=ONE_A_LINE
+        ids = tokenizer.encode(text, add_special_tokens=is_text).ids
+    except Exception as error:  # what tokenizers raises is Exception itself
+        raise BundleError(
+            f"{template.folder}: the tokenizer cannot encode the prompt: {error}",
+            hint="export the bundle again from the target's own folder",
         ) from error
-    prompts = [line for line in lines if line.strip()]
-    if not prompts:
-        raise FeedError(f"{path}: holds no prompts, expected one a line", hint=ONE_A_LINE)
-    return prompts[:most]
+    wrong = [token for token in ids if num_ids is not None and token >= num_ids]
+    if wrong:
+        raise BundleError(
+            f"{template.folder}: the tokenizer gives id {wrong[0]} "
+            f"({tokenizer.id_to_token(wrong[0])!r}), expected ids below {num_ids}, "
+            "the rows of the target's table",
+            hint="leave that token out of the prompt: the target knows nothing of it",
+        )
+    return tuple(ids)
+
+
+def no_variables(variables: Mapping[str, Any] | None) -> None:
+    """Refuse template variables for what goes through no template.
+
+    Raises:
+        FeedError: there are some.
+    """
+    if variables:
+        raise FeedError(
+            f"got template variables {', '.join(map(str, variables))} for a prompt that goes "
+            "through no chat template",
+            hint='give messages: [{"role": "user", "content": ...}]',
+        )
 
 
 def room_problem(
     decoder: Decoder,
-    texts: Sequence[str],
+    requests: Sequence[Request],
     ids: Sequence[Sequence[int]],
     max_tokens: int,
     form: str = "",
@@ -60,36 +242,42 @@ def room_problem(
 
     Args:
         decoder: it has run nothing yet.
-        texts: the prompts, as in the file.
+        requests: the prompts.
         ids: the tokens of each.
         max_tokens: new tokens wanted.
-        form: what was done to the texts, in words.
+        form: their form, in words.
     """
     why = f"{max_tokens} are wanted behind each, and {decoder.held}"
-    return length_problem(texts, ids, decoder.most_tokens - max_tokens, why, form=form)
+    return length_problem(requests, ids, decoder.most_tokens - max_tokens, why, form=form)
 
 
 def length_problem(
-    texts: Sequence[str], ids: Sequence[Sequence[int]], most: int, why: str, *, form: str = ""
+    requests: Sequence[Request],
+    ids: Sequence[Sequence[int]],
+    most: int,
+    why: str,
+    *,
+    form: str = "",
 ) -> FeedError | None:
     """Return what is wrong with the lengths of prompts, all of them in one error; None: nothing.
 
     Args:
-        texts: the prompts, as in the file.
+        requests: the prompts.
         ids: the tokens of each.
         most: tokens that each may have.
         why: what limits them, in words.
-        form: what was done to the texts, in words.
+        form: their form, in words.
     """
     wrong = [
-        f"\n  prompt {number}, {text[:40]!r}: {len(one)} tokens"
-        for number, (text, one) in enumerate(zip(texts, ids, strict=True), start=1)
-        if not 0 < len(one) <= most
+        f"\n  prompt {number}, {one.label[:40]!r}: {len(tokens)} tokens"
+        for number, (one, tokens) in enumerate(zip(requests, ids, strict=True), start=1)
+        if not 0 < len(tokens) <= most
     ]
     if not wrong:
         return None
     return FeedError(
-        f"{len(wrong)} of {len(texts)} prompts{f' ({form})' if form else ''} do not fit, expected "
-        f"{f'1 to {most} tokens each' if most > 0 else 'larger caches'}: {why}" + "".join(wrong),
+        f"{len(wrong)} of {len(requests)} prompts{f' ({form})' if form else ''} do not fit, "
+        f"expected {f'1 to {most} tokens each' if most > 0 else 'larger caches'}: {why}"
+        + "".join(wrong),
         hint="shorten them, ask for fewer tokens or rounds, or export with a larger --max-context",
     )

@@ -9,14 +9,15 @@ beyond what chance gives any of the suspects once in a hundred examinations.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from draftrt.bundle import Bundle
 from draftrt.runtime.load import find_target, load
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.prompts import read_prompts
+from draftrt.runtime.prompt_files import read_prompts
+from draftrt.runtime.prompts import Form, Request
 from draftrt.validate.doctor_forms import FormResult, compare_forms, encode_forms
 from draftrt.validate.doctor_fresh import fresh_suspects
 from draftrt.validate.doctor_recording import (
@@ -47,7 +48,7 @@ class DoctorOptions:
         draft: the drafter's checkpoint, to be read anew with ``target``.
         num_prompts: prompts taken from the file.
         max_tokens: new tokens of each.
-        is_chat: whether prompts go through the chat template.
+        form: how prompts are written out for the target.
         with_forms: whether the other forms of the prompts are tried too.
         expected_length: acceptance length that the drafter's card states.
     """
@@ -56,7 +57,7 @@ class DoctorOptions:
     draft: Path | None = None
     num_prompts: int = 24
     max_tokens: int = 96
-    is_chat: bool = False
+    form: Form = field(default_factory=Form)
     with_forms: bool = True
     expected_length: float | None = None
 
@@ -74,6 +75,7 @@ class Examination:
         graph_gain: accepted drafts of the module more than the graph's, a round.
         is_graph_worse: whether the graph drafts worse than its own module.
         tried: suspects, best first.
+        form: the form of the prompts, in words.
         forms: the other forms of the prompts.
         expected_length: what the card states.
         fresh: facts and weights that the checkpoint, read anew, gives otherwise.
@@ -87,6 +89,7 @@ class Examination:
     graph_gain: Estimate
     is_graph_worse: bool
     tried: Sequence[Tried]
+    form: str = ""
     forms: Sequence[FormResult] = ()
     expected_length: float | None = None
     fresh: Fresh | None = None
@@ -139,7 +142,7 @@ def examine(
 
     Args:
         path: the bundle.
-        prompts: file with a prompt a line.
+        prompts: file of prompts.
         options: see `DoctorOptions`.
         report: gets one line a step.
 
@@ -157,7 +160,7 @@ def examine(
         fresh = read_fresh(bundle, options.draft, options.target)
     folder = None if "target" in bundle.manifest.graphs else options.target
     with load(bundle.path, target=folder) as pair:
-        texts, forms = _decoded(pair, lines, options, report)
+        form, texts, forms = _decoded(pair, lines, options, report)
     texts = whole_rounds(texts, spec.block_size)
     taps = fresh.spec.target_layer_ids if fresh is not None else ()
     layers = layers_needed(spec, bundle.manifest.target.num_layers, taps)
@@ -173,24 +176,24 @@ def examine(
     setting = setting_of(bundle, texts, options.draft, options.target, "d2t" in weights)
     suspects += suspects_of(spec, setting)
     report(f"replaying {len(suspects)} changes over {sum(map(len, base))} rounds ...")
-    return _examined(bundle, case, try_suspects(case, suspects), forms, fresh, options)
+    tried = try_suspects(case, suspects)
+    return _examined(bundle, case, tried, form, forms, fresh, options)
 
 
 def _decoded(
-    pair: Pair, prompts: Sequence[str], options: DoctorOptions, report: Callable[[str], None]
-) -> tuple[list[Text], list[FormResult]]:
+    pair: Pair, prompts: Sequence[Request], options: DoctorOptions, report: Callable[[str], None]
+) -> tuple[str, list[Text], list[FormResult]]:
     """Decode prompts in the form in use, and see whether another form does better."""
+    form = options.form.settled(pair.template, prompts)
     encoded = encode_forms(
-        pair,
-        prompts,
-        options.max_tokens,
-        is_chat=options.is_chat,
-        with_others=options.with_forms,
+        pair, prompts, options.max_tokens, form=form, with_others=options.with_forms
     )
+    for note in form.notes(pair.template, prompts):
+        report(note)
     used, *others = encoded
     texts = decode_texts(pair, encoded[used], options.max_tokens, report)
     if not others:
-        return texts, []
+        return used, texts, []
     report("other forms of the prompts ...")
     forms = compare_forms(
         pair,
@@ -199,13 +202,14 @@ def _decoded(
         max_tokens=options.max_tokens,
         false_alarms=FALSE_ALARMS,
     )
-    return texts, forms
+    return used, texts, forms
 
 
 def _examined(
     bundle: Bundle,
     case: Case,
     tried: Sequence[Tried],
+    form: str,
     forms: Sequence[FormResult],
     fresh: Fresh | None,
     options: DoctorOptions,
@@ -221,6 +225,7 @@ def _examined(
         graph_gain=gain,
         is_graph_worse=gain.mean >= MIN_GAIN and gain.is_above(0.0, false_alarms=FALSE_ALARMS),
         tried=tried,
+        form=form,
         forms=forms,
         expected_length=options.expected_length,
         fresh=fresh,

@@ -12,6 +12,9 @@ from pathlib import Path
 import click
 
 from draftrt.number_cli import FiniteRange
+from draftrt.printable import printable
+from draftrt.runtime.prompt_cli import FILE_HELP, form_options
+from draftrt.runtime.prompts import Form
 
 FOLDER = click.Path(path_type=Path)
 
@@ -27,7 +30,7 @@ def doctor() -> None:
 
 @doctor.command()
 @click.argument("bundle", type=FOLDER)
-@click.option("--prompts", required=True, type=FOLDER, help="File with a prompt a line.")
+@click.option("--prompts", required=True, type=FOLDER, help=FILE_HELP)
 @click.option("--draft", type=FOLDER, help="Drafter's checkpoint, to be read anew and compared.")
 @click.option(
     "--target",
@@ -45,7 +48,7 @@ def doctor() -> None:
 @click.option(
     "--max-tokens", type=click.IntRange(8), default=96, show_default=True, help="Of each prompt."
 )
-@click.option("--chat", is_flag=True, help="Wrap the prompts in the target's chat template.")
+@form_options
 @click.option(
     "--forms/--no-forms",
     default=True,
@@ -65,7 +68,7 @@ def acceptance(
     target: Path | None,
     num_prompts: int,
     max_tokens: int,
-    chat: bool,
+    form: Form,
     forms: bool,
     expected_length: float | None,
     is_json: bool,
@@ -80,11 +83,11 @@ def acceptance(
         draft=draft,
         num_prompts=num_prompts,
         max_tokens=max_tokens,
-        is_chat=chat,
+        form=form,
         with_forms=forms,
         expected_length=expected_length,
     )
-    found = examine(bundle, prompts, options, lambda line: click.echo(line, err=True))
+    found = examine(bundle, prompts, options, lambda line: click.echo(printable(line), err=True))
     click.echo(json.dumps(as_json(found), indent=1) if is_json else "\n".join(as_text(found)))
     if not found.is_healthy:
         raise ParityError(

@@ -7,18 +7,16 @@ by prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from draftrt.errors import BundleError, collect
-from draftrt.runtime.chat import load_template
+from draftrt.errors import collect
+from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.prompts import room_problem
+from draftrt.runtime.prompts import Form, Request, room_problem
 from draftrt.validate.doctor_statistics import Estimate, estimate
 
 MIN_GAIN = 0.2  # tokens a round: texts differ too, so a small gain says little
-PLAIN, CHAT, SILENT = "as it is", "chat template", "chat template, thinking off"
 SWITCH = "enable_thinking"
 
 
@@ -40,26 +38,25 @@ class FormResult:
 
 
 def encode_forms(
-    pair: Pair, prompts: Sequence[str], max_tokens: int, *, is_chat: bool, with_others: bool
+    pair: Pair, prompts: Sequence[Request], max_tokens: int, *, form: Form, with_others: bool
 ) -> dict[str, list[tuple[int, ...]]]:
     """Return the ids of prompts in the form in use and, if wanted, in the others behind it.
 
     Args:
         pair: the loaded bundle.
-        prompts: texts.
+        prompts: what the target is asked.
         max_tokens: new tokens wanted behind each.
-        is_chat: whether the form in use is the chat template.
+        form: the form in use, settled.
         with_others: whether the other forms are wanted.
 
     Raises:
         BundleError: the target has no chat template, or it refuses a prompt.
         FeedError: prompts do not fit; names all of them, form by form.
     """
-    used = CHAT if is_chat else PLAIN
-    others = [form for form in forms_of(pair) if form != used] if with_others else []
-    encoded = {form: [_encode(pair, one, form) for one in prompts] for form in (used, *others)}
+    others = other_forms(pair.template, form, prompts) if with_others else []
+    encoded = {one.describe(): one.encode(pair.encode, prompts) for one in (form, *others)}
     problems = (
-        room_problem(pair.decoder, prompts, ids, max_tokens, form) for form, ids in encoded.items()
+        room_problem(pair.decoder, prompts, ids, max_tokens, name) for name, ids in encoded.items()
     )
     collect([problem for problem in problems if problem is not None])
     return encoded
@@ -95,20 +92,20 @@ def compare_forms(
     return found
 
 
-def forms_of(pair: Pair) -> list[str]:
-    """Return the forms a target knows; without a chat template only one."""
-    try:
-        template = load_template(pair.tokenizer_dir)
-    except BundleError:  # a target without a template has no other form
-        return [PLAIN]
-    return [PLAIN, CHAT, *([SILENT] if SWITCH in template else [])]
-
-
-def _encode(pair: Pair, prompt: str, form: str) -> tuple[int, ...]:
-    if form == PLAIN:
-        return pair.encode(prompt)
-    variables: dict[str, Any] = {SWITCH: False} if form == SILENT else {}
-    return pair.encode([{"role": "user", "content": prompt}], variables)
+def other_forms(template: ChatTemplate, form: Form, prompts: Sequence[Request]) -> list[Form]:
+    """Return the forms that these prompts could have too; without a chat template there is none."""
+    if not template.templates:
+        return []
+    is_text = form.system is None and all(one.text is not None for one in prompts)
+    found = [Form(is_chat=False)] if form.is_chat and is_text else []
+    if not form.is_chat:
+        found.append(replace(form, is_chat=True))
+    has_switch = any(SWITCH in text for text in template.templates.values())
+    is_chosen = SWITCH in form.variables or any(SWITCH in one.variables for one in prompts)
+    if has_switch and not is_chosen:
+        silent = {**form.variables, SWITCH: False}
+        found.append(replace(form, is_chat=True, variables=silent))
+    return found
 
 
 def _lengths(pair: Pair, prompt: Sequence[int], max_tokens: int) -> list[int]:

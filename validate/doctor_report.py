@@ -27,7 +27,8 @@ def as_text(found: Examination) -> list[str]:
     rounds = sum(len(text.anchors) for text in found.texts)
     lines = [
         f"{found.bundle}: acceptance length {found.length.mean:.3f} "
-        f"(95 %: {_interval(found.length)}) over {rounds} rounds of {len(found.texts)} prompts",
+        f"(95 %: {_interval(found.length)}) over {rounds} rounds of {len(found.texts)} prompts, "
+        f"{found.form}",
         "by position  " + " ".join(f"{share:.2f}" for share in found.by_position),
         "by context   "
         + "  ".join(
@@ -114,6 +115,7 @@ def as_json(found: Examination) -> dict[str, Any]:
             }
             for one in found.tried
         ],
+        "form": found.form,
         "forms": [
             {
                 "form": one.form,

@@ -24,9 +24,11 @@ from draftrt.engines.environment import backend_version
 from draftrt.engines.options import BuildOptions
 from draftrt.errors import ParityError, collect
 from draftrt.quantization import DRAFT, Quantization, describe
+from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Completion
+from draftrt.runtime.prompts import Form, asked
 from draftrt.spec import Precision
 from draftrt.validate.pair_parity import PairReport, as_text, check_pair
 from draftrt.validate.runners import require
@@ -50,7 +52,8 @@ class EngineOptions:
         backend: builder of the plan.
         sms: compute capabilities of the plan; empty only for classic TensorRT, which builds for
             the GPU of the machine.
-        prompt: text the sample run goes on with.
+        prompt: what the sample run says to the target.
+        form: how it is written out for the target.
         max_tokens: most new tokens of the sample run.
         with_run: whether to load the target and decode.
     """
@@ -61,6 +64,7 @@ class EngineOptions:
     backend: Backend = Backend.TENSORRT_RTX
     sms: tuple[int, ...] = DEFAULT_SMS
     prompt: str = DEFAULT_PROMPT
+    form: Form = field(default_factory=Form)
     max_tokens: int = 64
     with_run: bool = True
 
@@ -89,6 +93,7 @@ class EngineReport:
         bundle_bytes: size of its files without plans.
         plan: the plan's record.
         completion: the sample run; None when there was none.
+        form: the form of its prompt, in words.
         steps: finished steps in order.
     """
 
@@ -96,6 +101,7 @@ class EngineReport:
     bundle_bytes: int = 0
     plan: PlanEntry | None = None
     completion: Completion | None = None
+    form: str = ""
     steps: list[Step] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +112,7 @@ class EngineReport:
             "bundle_bytes": self.bundle_bytes,
             "plan": None if self.plan is None else str(self.bundle / self.plan.file),
             "plan_bytes": None if self.plan is None else self.plan.size_bytes,
+            "form": None if done is None else self.form,
             "text": None if done is None else done.text,
             "acceptance_length": None if done is None else done.stats.acceptance_length,
             "steps": [
@@ -133,6 +140,8 @@ def make_engine(
 
     Raises:
         UnsupportedError: an SM cannot be built for, or lacks the precision; before any work.
+        BundleError: the target has no chat template where one is wanted, or it refuses the prompt;
+            before any work.
         BackendError: a package is missing; before any work.
         ParityError: the graph differs from the module, or the drafter changed the output.
         DraftrtError: whatever a step raises.
@@ -141,6 +150,7 @@ def make_engine(
     from draftrt.export.pipeline import export_bundle
 
     check_request(options)
+    form = _settled(target, options, report) if options.with_run else options.form
     made = EngineReport(bundle=out)
 
     def step(name: str, work: Callable[[], T], tell: Callable[[T], str]) -> T:
@@ -168,7 +178,8 @@ def make_engine(
         step("onnxruntime", lambda: check_opens(checked), lambda count: f"{count} drafts a round")
         step("parity", lambda: _parity(out), _say_parity)
         if options.with_run:
-            made.completion = step("run", lambda: _run(checked, target, options), _say_run)
+            made.completion = step("run", lambda: _run(checked, target, options, form), _say_run)
+            made.form = form.describe()
     return made
 
 
@@ -183,6 +194,19 @@ def check_request(options: EngineOptions) -> None:
     collect(request_findings(options.backend, options.sms, options.precision, quantization))
     backend_version(options.backend)
     require("polygraphy", "onnxruntime", *(["transformers"] if options.with_run else []))
+
+
+def _settled(target: Path, options: EngineOptions, report: Callable[[str], None]) -> Form:
+    """Return the form of the sample's prompt; one that the target's template refuses fails here."""
+    requests = [asked(options.prompt)]
+    with ChatTemplate(target) as template:
+        form = options.form.settled(template, requests)
+        prompt, variables = form.written(1, requests[0])
+        if not isinstance(prompt, str):
+            template.render(prompt, variables)
+        for note in form.notes(template, requests):
+            report(note)
+    return form
 
 
 def check_opens(path: Path) -> int:
@@ -268,7 +292,7 @@ def _parity(path: Path) -> PairReport:
     return found
 
 
-def _run(path: Path, target: Path, options: EngineOptions) -> Completion:
+def _run(path: Path, target: Path, options: EngineOptions, form: Form) -> Completion:
     """Decode the prompt with the drafter and without, and demand the same ids.
 
     The target runs in float32 in transformers: in 16 bits it would differ from itself where two
@@ -276,8 +300,9 @@ def _run(path: Path, target: Path, options: EngineOptions) -> Completion:
     """
     wanted = DecodeOptions(max_tokens=options.max_tokens)
     with load(path, target=target, target_port="hf") as pair:
-        done = pair.generate(options.prompt, wanted)
-        plain = pair.generate(options.prompt, wanted, speculate=False)
+        (ids,) = form.encode(pair.encode, [asked(options.prompt)])
+        done = pair.generate(ids, wanted)
+        plain = pair.generate(ids, wanted, speculate=False)
     check_lossless(done, plain)
     return done
 

@@ -11,8 +11,11 @@ from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.command import parse_sms
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.output_cli import OutputFolder, check_replaced
+from draftrt.printable import printable
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
+from draftrt.runtime.prompt_cli import TEXT, form_options
+from draftrt.runtime.prompts import PLAIN, Form
 from draftrt.spec import Precision
 from draftrt.validate.engine import (
     DEFAULT_PROMPT,
@@ -66,8 +69,10 @@ TEXT_LINES = 6
     "--prompt",
     default=DEFAULT_PROMPT,
     show_default=True,
-    help="Text the sample run goes on with.",
+    type=TEXT,
+    help="What the sample run says to the target.",
 )
+@form_options
 @click.option(
     "--run/--no-run",
     "with_run",
@@ -85,6 +90,7 @@ def engine(
     sms: tuple[int, ...] | None,
     backend: str,
     prompt: str,
+    form: Form,
     with_run: bool,
     is_json: bool,
 ) -> None:
@@ -93,10 +99,6 @@ def engine(
     Exports, builds the plan (no GPU needed with tensorrt-rtx), opens the graph in ONNX Runtime,
     compares it with PyTorch, and decodes a sample with and without the drafter.
     """
-    if with_run and not prompt:
-        raise click.UsageError(
-            "--prompt: got an empty text, expected one to go on with; or --no-run"
-        )
     check_replaced(out, inputs=(draft, target))
     chosen = Backend(backend)
     options = EngineOptions(
@@ -106,9 +108,12 @@ def engine(
         backend=chosen,
         sms=sms if sms is not None else (() if FACTS[chosen].needs_gpu else DEFAULT_SMS),
         prompt=prompt,
+        form=form,
         with_run=with_run,
     )
-    made = make_engine(draft, target, out, options, lambda line: click.echo(line, err=True))
+    made = make_engine(
+        draft, target, out, options, lambda line: click.echo(printable(line), err=True)
+    )
     lines = [json.dumps(made.to_json(), indent=1)] if is_json else as_text(made, prompt)
     click.echo("\n".join(lines))
 
@@ -123,6 +128,7 @@ def as_text(made: EngineReport, prompt: str) -> list[str]:
         path, size = made.bundle / made.plan.file, made.plan.size_bytes
         lines.append(f"plan    {path}  {size / 1e6:.1f} MB, not run: that takes its GPU")
     if made.completion is not None:
-        text = (prompt + made.completion.text).splitlines()
-        lines += ["", *(f"  {line[:96]}".rstrip() for line in limited(text, TEXT_LINES))]
+        between = "" if made.form == PLAIN else "\n\n"
+        text = (prompt + between + made.completion.text).split("\n")
+        lines += ["", *(f"  {printable(line)[:96]}".rstrip() for line in limited(text, TEXT_LINES))]
     return lines

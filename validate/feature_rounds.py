@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.bundle import Bundle
+from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import open_graph
-from draftrt.runtime.prompts import length_problem
+from draftrt.runtime.prompts import Form, Request, encode_prompt, length_problem
 from draftrt.runtime.target import TargetRows
 from draftrt.runtime.text import load_tokenizer
 from draftrt.validate.parity_rounds import plan_rounds
@@ -20,7 +22,30 @@ from draftrt.validate.parity_rounds import plan_rounds
 Feeds = dict[str, NDArray[Any]]
 
 
-def real_rounds(bundle: Bundle, prompts: Sequence[str], num_rounds: int) -> Iterator[Feeds]:
+def encode_prompts(
+    bundle: Bundle, prompts: Sequence[Request], form: Form, report: Callable[[str], None]
+) -> tuple[list[tuple[int, ...]], str]:
+    """Return the ids of prompts in a form, and the form in words.
+
+    Raises:
+        BundleError: no tokenizer, no chat template where one is needed, or it refuses a prompt.
+    """
+    folder = bundle.file("tokenizer")
+    with ChatTemplate(folder) as template:
+        settled = form.settled(template, prompts)
+        for note in settled.notes(template, prompts):
+            report(note)
+        tokenizer = load_tokenizer(folder)
+        ids = settled.encode(partial(encode_prompt, tokenizer, template), prompts)
+    return ids, settled.describe()
+
+
+def real_rounds(
+    bundle: Bundle,
+    prompts: Sequence[Request],
+    ids: Sequence[tuple[int, ...]],
+    num_rounds: int,
+) -> Iterator[Feeds]:
     """Yield the feeds of a drafter's rounds, caches not included, a sequence for each prompt.
 
     A sequence's first round has the prompt's features; in those that follow one row, half the
@@ -28,23 +53,22 @@ def real_rounds(bundle: Bundle, prompts: Sequence[str], num_rounds: int) -> Iter
 
     Args:
         bundle: with a target graph.
-        prompts: texts.
+        prompts: what the target is asked.
+        ids: the tokens of each.
         num_rounds: rounds of each sequence.
 
     Raises:
-        BundleError: the bundle has no target graph or tokenizer.
+        BundleError: the bundle has no target graph.
         FeedError: a prompt and its rounds do not fit the target's caches.
     """
     drafts = bundle.drafter().num_draft_tokens
     wanted = list(islice(cycle((1, 1 + drafts // 2, 1 + drafts)), num_rounds - 1))
-    tokenizer = load_tokenizer(bundle.file("tokenizer"))
-    ids = [np.array(tokenizer.encode(prompt).ids, np.int64) for prompt in prompts]
     _check_room(bundle, prompts, ids, sum(wanted))
     with open_graph(bundle, "target") as session:
         target = GraphTarget(session, bundle.graph("target").max_context)
         for prompt_ids in ids:
             target.rollback(0)
-            rows = target.prefill(prompt_ids)
+            rows = target.prefill(np.array(prompt_ids, np.int64))
             length = len(prompt_ids)
             yield _feeds(bundle, length, 0) | _real(rows, rows.features)
             for count in wanted:
@@ -82,10 +106,10 @@ def _feeds(bundle: Bundle, new_rows: int, context_length: int) -> Feeds:
 
 
 def _check_room(
-    bundle: Bundle, prompts: Sequence[str], ids: Sequence[NDArray[np.int64]], later: int
+    bundle: Bundle, prompts: Sequence[Request], ids: Sequence[tuple[int, ...]], later: int
 ) -> None:
     rows = bundle.graph("draft").max_context
     most = rows - bundle.drafter().block_size - later
     why = f"{later} more and a block follow each in caches of {rows} rows"
-    if (problem := length_problem(prompts, [one.tolist() for one in ids], most, why)) is not None:
+    if (problem := length_problem(prompts, ids, most, why)) is not None:
         raise problem

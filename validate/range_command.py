@@ -8,6 +8,9 @@ from pathlib import Path
 import click
 
 from draftrt.number_cli import FiniteRange
+from draftrt.printable import printable
+from draftrt.runtime.prompt_cli import FILE_HELP, form_options
+from draftrt.runtime.prompts import Form
 from draftrt.validate.rounds_cli import MOST_ROUNDS
 from draftrt.validate.tolerances import LARGEST_FEATURE
 
@@ -26,9 +29,10 @@ FOLDER = click.Path(path_type=Path)
 @click.option(
     "--prompts",
     type=FOLDER,
-    help="Take the features of these texts, one a line, from the bundle's target graph.  "
-    "[default: random features]",
+    help="Take the features of these prompts from the bundle's target graph.  "
+    f"{FILE_HELP}  [default: random features]",
 )
+@form_options
 @click.option(
     "--most", type=click.IntRange(min=1), default=4, show_default=True, help="Prompts used."
 )
@@ -46,6 +50,7 @@ def ranges(
     bundle: Path,
     features: float,
     prompts: Path | None,
+    form: Form,
     most: int,
     num_rounds: int,
     show_all: bool,
@@ -56,15 +61,19 @@ def ranges(
     PyTorch computes it on the CPU, where ONNX Runtime would hide an overflow.
     """
     from draftrt.errors import ParityError
-    from draftrt.runtime.prompts import read_prompts
+    from draftrt.runtime.prompt_files import read_prompts
     from draftrt.validate.range_report import as_json, as_text
     from draftrt.validate.ranges import check_ranges
 
+    if prompts is None and form != Form():
+        raise click.UsageError("--chat, --raw, --system and --template-var go with --prompts")
     report = check_ranges(
         bundle,
         features=features,
         num_rounds=num_rounds,
         prompts=() if prompts is None else read_prompts(prompts, most),
+        form=form,
+        report=lambda line: click.echo(printable(line), err=True),
     )
     click.echo(
         json.dumps(as_json(report), indent=1)

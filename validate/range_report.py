@@ -20,7 +20,7 @@ def verdict(point: Point) -> str:
 
 def as_text(report: RangeReport, *, show_all: bool = False) -> list[str]:
     """Return a heading, the points from the largest on, and what became of the ids."""
-    kind = "the target's features" if report.is_real else "random features"
+    kind = f"the target's features of prompts ({report.form})" if report.form else "random features"
     heading = (
         f"{report.bundle}: fp16 in PyTorch, {report.num_rounds} rounds, {kind} up to "
         f"{report.features:g}"
@@ -46,7 +46,8 @@ def as_json(report: RangeReport) -> dict[str, Any]:
     return {
         "bundle": str(report.bundle),
         "features": report.features,
-        "real_features": report.is_real,
+        "real_features": bool(report.form),
+        "form": report.form or None,
         "rounds": report.num_rounds,
         "finite": report.is_finite,
         "points": [

@@ -7,7 +7,7 @@ the largest is as large as real ones get.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +16,10 @@ import numpy as np
 
 from draftrt.bundle import Bundle
 from draftrt.errors import UnsupportedError
+from draftrt.runtime.prompts import Form, Request
 from draftrt.spec import Precision
 from draftrt.validate.compare import Finding
-from draftrt.validate.feature_rounds import Feeds, random_rounds, real_rounds
+from draftrt.validate.feature_rounds import Feeds, encode_prompts, random_rounds, real_rounds
 from draftrt.validate.judge import Judge
 from draftrt.validate.parity_rounds import DEFAULT_ROUNDS
 from draftrt.validate.reference import ReferenceRounds
@@ -56,7 +57,7 @@ class RangeReport:
     Attributes:
         bundle: its folder.
         features: magnitude that the largest feature was scaled to.
-        is_real: whether the features are the target's own, of prompts; else they are random.
+        form: of the prompts whose features these are, in words; empty: they are random.
         num_rounds: rounds drafted.
         points: every place that holds float16, largest magnitude first.
         ids: draft ids against the same weights computed in float32.
@@ -64,7 +65,7 @@ class RangeReport:
 
     bundle: Path
     features: float
-    is_real: bool
+    form: str
     num_rounds: int
     points: Sequence[Point]
     ids: Finding
@@ -80,7 +81,9 @@ def check_ranges(
     *,
     features: float = LARGEST_FEATURE,
     num_rounds: int = DEFAULT_ROUNDS,
-    prompts: Sequence[str] = (),
+    prompts: Sequence[Request] = (),
+    form: Form | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> RangeReport:
     """Draft rounds in PyTorch's float16 and record the largest magnitude at every point.
 
@@ -88,8 +91,11 @@ def check_ranges(
         path: a bundle of an fp16 drafter.
         features: magnitude to scale the largest feature to.
         num_rounds: rounds of each sequence.
-        prompts: texts whose features the bundle's target computes, a sequence each; without any,
+        prompts: whose features the bundle's target computes, a sequence each; without any,
             the features are random: a short sequence, and a long one that fills the caches.
+        form: how they are written out for the target; None: through the chat template where its
+            tokenizer has one.
+        report: gets a line about that.
 
     Raises:
         BundleError: no bundle there, its files changed, or prompts without a target graph.
@@ -104,9 +110,12 @@ def check_ranges(
             f"{bundle.path}: its draft graph is {entry.precision.value}, expected fp16",
             hint="float32 and bfloat16 reach 3e38; export with --precision fp16 to see its range",
         )
-    rounds = (
-        real_rounds(bundle, prompts, num_rounds) if prompts else random_rounds(bundle, num_rounds)
-    )
+    words = ""
+    if prompts:
+        encoded, words = encode_prompts(bundle, prompts, form or Form(), report)
+        rounds = real_rounds(bundle, prompts, encoded, num_rounds)
+    else:
+        rounds = random_rounds(bundle, num_rounds)
     points, ids, count = record_ranges(
         module_from_bundle(bundle, extra_outputs=()),
         module_from_bundle(bundle, extra_outputs=(), is_wide=True),
@@ -116,7 +125,7 @@ def check_ranges(
     return RangeReport(
         bundle=bundle.path,
         features=features,
-        is_real=bool(prompts),
+        form=words,
         num_rounds=count,
         points=points,
         ids=ids,

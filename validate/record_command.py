@@ -94,12 +94,12 @@ def record_trajectories(
 
     `draftrt validate trajectories` replays the file through exported graphs.
     """
-    from draftrt.runtime.prompts import read_prompts
+    from draftrt.runtime.prompt_files import read_texts
     from draftrt.validate.record_trajectories import TrajectoryOptions, record_trajectories
 
     check_places({"--out": out}, inputs=(draft, target, prompts))
     options = TrajectoryOptions(
-        prompts=read_prompts(prompts, num_prompts),
+        prompts=read_texts(prompts, num_prompts),
         max_tokens=max_tokens,
         thresholds=thresholds or (0.0,),
     )

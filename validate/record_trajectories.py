@@ -84,7 +84,7 @@ def _rows(
     from draftrt.runtime.decode import Decoder
     from draftrt.runtime.drafter import Drafter
     from draftrt.runtime.hf_target import HfTarget
-    from draftrt.runtime.prompts import room_problem
+    from draftrt.runtime.prompts import asked, room_problem
     from draftrt.runtime.text import load_tokenizer
 
     loaded = load_drafter(draft, read_target(target))
@@ -96,7 +96,9 @@ def _rows(
         model = HfTarget(target, loaded.spec.target_layer_ids)
         pair = (Decoder(model, Drafter(loaded.spec, session)), Decoder(model))
         every = [ids for _, ids in prompts]
-        if problem := room_problem(pair[0], options.prompts, every, options.max_tokens):
+        if problem := room_problem(
+            pair[0], list(map(asked, options.prompts)), every, options.max_tokens
+        ):
             raise problem
         for threshold in options.thresholds:
             for text, ids in prompts:

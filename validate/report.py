@@ -15,6 +15,8 @@ from draftrt.bundle import MANIFEST, Bundle, sha256_of
 from draftrt.codec import to_json
 from draftrt.errors import BundleError
 from draftrt.provenance import command_line, now, tool_versions
+from draftrt.runtime.bench_run import Settings, run_bench
+from draftrt.runtime.prompts import Form
 from draftrt.validate.record_files import read_json
 from draftrt.validate.report_doctor import KEYS as DOCTOR_KEYS
 
@@ -86,6 +88,8 @@ def make_report(
     doctor: Path | None = None,
     with_parity: bool = True,
     with_bench: bool = False,
+    prompts: Path | None = None,
+    form: Form | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Collect what there is to say about a bundle.
@@ -98,6 +102,9 @@ def make_report(
         with_parity: whether a parity check that was not made already is made.
         with_bench: whether a bench that was not made already is made, a short one; without any the
             report has no acceptance and no times.
+        prompts: file of prompts for that bench; None: built-in ones.
+        form: how they are written out for the target; None: through the chat template where its
+            tokenizer has one.
         report: gets one line a step.
 
     Raises:
@@ -109,7 +116,15 @@ def make_report(
     bundle = Bundle.open(path)
     bundle.verify_hashes()
     found, parity_source = _parity(bundle, parity, report if with_parity else None)
-    timed, bench_source = _bench(bundle, bench, report if with_bench else None)
+    short = Settings(
+        bundle=bundle.path,
+        prompts=prompts,
+        form=form or Form(),
+        num_prompts=4,
+        max_tokens=64,
+        repeats=1,
+    )
+    timed, bench_source = _bench(bundle, bench, short, report if with_bench else None)
     examined = None if doctor is None else _read(doctor, bundle, DOCTOR_KEYS)
     doctor_source = "" if doctor is None else f"{doctor.name}, by draftrt doctor acceptance --json"
     return Report(
@@ -140,7 +155,7 @@ def _parity(
 
 
 def _bench(
-    bundle: Bundle, given: Path | None, report: Callable[[str], None] | None
+    bundle: Bundle, given: Path | None, short: Settings, report: Callable[[str], None] | None
 ) -> tuple[Mapping[str, Any] | None, str]:
     """Return a bench and where it is from; without ``report`` none is made."""
     if given is not None:
@@ -148,10 +163,7 @@ def _bench(
         return _read(given, bundle, keys), f"{given.name}, by draftrt bench --json"
     if report is None:
         return None, ""
-    from draftrt.runtime.bench_run import Settings, run_bench
-
     report("bench ...")
-    short = Settings(bundle=bundle.path, num_prompts=4, max_tokens=64, repeats=1)
     return run_bench(short, report).to_json(), HERE
 
 

@@ -30,7 +30,7 @@ def bench_section(bench: Mapping[str, Any], source: str) -> Section:
     load = ", ".join("?" if one is None else f"{one:.2f}" for one in bench["load"])
     text = [
         f"{bench['pair']}. {bench['num_prompts']} prompts × {bench['max_tokens']} tokens, each "
-        f"{times}, greedy, on {bench['processor']}, {bench['num_cores']} cores, "
+        f"{times}, greedy, {_form(bench)}on {bench['processor']}, {bench['num_cores']} cores, "
         f"load before and after {load}. Source: {source}.",
         *bench["notes"],
     ]
@@ -55,6 +55,11 @@ def bench_section(bench: Mapping[str, Any], source: str) -> Section:
     if bench["costs"]:
         plots.append(_costs(bench["costs"]))
     return Section(title="Acceptance and times", text=text, tables=[speeds], plots=plots)
+
+
+def _form(bench: Mapping[str, Any]) -> str:
+    """Return the form of the prompts; a bench of an older draftrt does not tell it."""
+    return f"prompts {bench['form']}, " if "form" in bench else ""
 
 
 def _positions(stats: Mapping[str, Any]) -> Plot:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from draftrt.output_cli import OutputFile, check_places, write_output
+from draftrt.printable import printable
+from draftrt.runtime.prompt_cli import form_options
+from draftrt.runtime.prompts import Form
 
 if TYPE_CHECKING:
     from draftrt.validate.report import Report
@@ -32,6 +35,13 @@ FILE = click.Path(path_type=Path)
 @click.option("--bench", type=FILE, help="JSON of `draftrt bench --json`: acceptance and times.")
 @click.option("--doctor", type=FILE, help="JSON of `draftrt doctor acceptance --json`.")
 @click.option("--measure", is_flag=True, help="Make a short bench now, on ONNX Runtime.")
+@click.option(
+    "--prompts",
+    type=FILE,
+    help="Prompts for --measure, as for draftrt bench; the first four.  "
+    "[default: a few built-in ones]",
+)
+@form_options
 def report(
     bundle: Path,
     out: Path,
@@ -42,6 +52,8 @@ def report(
     bench: Path | None,
     doctor: Path | None,
     measure: bool,
+    prompts: Path | None,
+    form: Form,
 ) -> None:
     """Write one HTML file about BUNDLE: parity, acceptance, times, facts, provenance.
 
@@ -54,9 +66,13 @@ def report(
         raise click.UsageError("--parity and --no-parity exclude each other")
     if bench is not None and measure:
         raise click.UsageError("--bench and --measure exclude each other")
+    if not measure and (prompts is not None or form != Form()):
+        raise click.UsageError(
+            "--prompts, --chat, --raw, --system and --template-var go with --measure"
+        )
     check_places(
         {"--out": out, "--markdown": markdown, "--json": json_file},
-        inputs=(parity, bench, doctor),
+        inputs=(parity, bench, doctor, prompts),
         bundle=bundle,
     )
     found = make_report(
@@ -66,7 +82,9 @@ def report(
         doctor=doctor,
         with_parity=not no_parity,
         with_bench=measure,
-        report=lambda line: click.echo(line, err=True),
+        prompts=prompts,
+        form=form,
+        report=lambda line: click.echo(printable(line), err=True),
     )
     _write(found, out, markdown, json_file)
     if found.verdict == "different":

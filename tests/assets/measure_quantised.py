@@ -25,8 +25,9 @@ from draftrt.quantization import parse_quantization
 from draftrt.runtime.load import load
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Pair
+from draftrt.runtime.prompts import Form, asked
 from draftrt.spec import Precision
-from draftrt.validate.feature_rounds import real_rounds
+from draftrt.validate.feature_rounds import encode_prompts, real_rounds
 from draftrt.validate.parity import ParityReport, check_parity
 from draftrt.validate.reference import ReferenceRounds
 from draftrt.validate.tolerances import IDS
@@ -95,7 +96,9 @@ def loss(base: Path, path: Path, prompts: Sequence[str]) -> tuple[float, float]:
         module = module_from_bundle(one, extra_outputs=("base_logits",))
         modules.append(ReferenceRounds(module, Precision.FP32, one.graph().max_context))
     equal, total, divergences = 0, 0, []
-    for feeds in real_rounds(Bundle.open(base), prompts, 8):
+    bundle, asking = Bundle.open(base), list(map(asked, prompts))
+    ids, _ = encode_prompts(bundle, asking, Form(is_chat=False), lambda line: None)
+    for feeds in real_rounds(bundle, asking, ids, 8):
         want, got = (module.run(feeds) for module in modules)
         equal += int((want["draft_ids"] == got["draft_ids"]).sum())
         total += want["draft_ids"].size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from draftrt.cli import group
 from draftrt.errors import FeedError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
+from draftrt.runtime.prompts import Form, asked
 from draftrt.validate.doctor_states import open_states
-from draftrt.validate.feature_rounds import real_rounds
+from draftrt.validate.feature_rounds import Feeds, encode_prompts, real_rounds
 from tests.parity.planted_graphs import set_attribute
 
 pytest.importorskip("onnxruntime")
@@ -190,7 +191,7 @@ def test_prompts_that_do_not_fit_are_all_named_before_one_is_decoded(
 
 def test_features_of_prompts_that_do_not_fit_are_refused_before_the_first(shipped: Path) -> None:
     bundle = Bundle.open(shipped)
-    rounds = real_rounds(bundle, ["one", "", "two " * 99], 4)  # 1, 4 and 8 new rows behind each
+    rounds = features_of(bundle, "one", "", "two " * 99)  # 1, 4 and 8 new rows behind each
     with pytest.raises(FeedError) as refusal:
         next(rounds)
     first, *lines = str(refusal.value).splitlines()
@@ -198,7 +199,14 @@ def test_features_of_prompts_that_do_not_fit_are_refused_before_the_first(shippe
     assert [line.split(",")[0] for line in lines] == [
         *("  prompt 2", "  prompt 3", "  Hint: shorten them"),
     ]
-    assert len(list(real_rounds(bundle, ["one", "two"], 4))) == 8
+    assert len(list(features_of(bundle, "one", "two"))) == 8
+
+
+def features_of(bundle: Bundle, *texts: str) -> Iterator[Feeds]:
+    prompts = list(map(asked, texts))
+    ids, form = encode_prompts(bundle, prompts, Form(is_chat=False), lambda line: None)
+    assert form == "as it is"
+    return real_rounds(bundle, prompts, ids, 4)
 
 
 def test_a_target_that_is_none_is_refused_before_anything_is_decoded(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 import draftrt
 from draftrt.bundle import Bundle
 from draftrt.cli import group
+from draftrt.runtime.command import explanation
 from draftrt.runtime.load import load
 from draftrt.runtime.options import DecodeOptions
 from draftrt.validate.trajectories import replay
@@ -69,6 +71,7 @@ def test_greedy_ids_are_the_publishers_and_the_targets(
         bundle,
         "--prompt",
         row["prompt"],
+        "--raw",
         "--max-tokens",
         96,
         "--ignore-eos",
@@ -114,7 +117,15 @@ def test_text_goes_to_stdout_and_figures_to_stderr(
 
 
 def test_plain_decoding_gives_the_same_text(bundle: Path, expected: list[dict[str, Any]]) -> None:
-    arguments = (bundle, "--prompt", expected[2]["prompt"], "--max-tokens", 40, "--ignore-eos")
+    arguments = (
+        bundle,
+        "--prompt",
+        expected[2]["prompt"],
+        "--raw",
+        "--max-tokens",
+        40,
+        "--ignore-eos",
+    )
     plain, drafted = run_json(*arguments, "--plain"), run_json(*arguments)
     assert plain["token_ids"] == drafted["token_ids"] == expected[2]["output_ids"][:40]
     assert (plain["num_rounds"], plain["acceptance_length"]) == (0, 0.0)
@@ -126,7 +137,15 @@ def test_a_target_exported_alone_decodes_plainly(
     out = tmp_path / "bundle"
     done = run_cli("export", "--target", pair / "tiny-target", "-o", out, "--max-context", 160)
     assert done.exit_code == 0, done.output
-    arguments = (out, "--prompt", expected[1]["prompt"], "--max-tokens", 40, "--ignore-eos")
+    arguments = (
+        out,
+        "--prompt",
+        expected[1]["prompt"],
+        "--raw",
+        "--max-tokens",
+        40,
+        "--ignore-eos",
+    )
     found = run_json(*arguments)
     assert found["token_ids"] == expected[1]["output_ids"][:40]
     assert (found["num_rounds"], found["draft_s"]) == (0, 0.0)
@@ -139,10 +158,89 @@ def test_the_package_itself_opens_a_bundle(bundle: Path, expected: list[dict[str
         assert text == opened.generate(expected[0]["prompt"], options).text != ""
 
 
-def test_a_chat_prompt_goes_through_the_targets_template(bundle: Path) -> None:
-    found = run_json(bundle, "--prompt", "for", "--chat", "--max-tokens", 4)
-    raw = "<|im_start|>user\nfor<|im_end|>\n<|im_start|>assistant\n"
-    assert found["prompt_ids"] == run_json(bundle, "--prompt", raw, "--max-tokens", 4)["prompt_ids"]
+def test_prompts_go_through_the_targets_template_unless_raw(bundle: Path) -> None:
+    few = ("--max-tokens", 4)
+    written = "<|im_start|>user\nfor<|im_end|>\n<|im_start|>assistant\n"
+    raw = run_json(bundle, "--prompt", written, "--raw", *few)
+    found = run_json(bundle, "--prompt", "for", *few)
+    assert (found["form"], found["prompt_ids"]) == ("chat template", raw["prompt_ids"])
+    assert run_json(bundle, "--prompt", "for", "--chat", *few)["prompt_ids"] == raw["prompt_ids"]
+    assert raw["form"] == "as it is"
+    done = run_cli("run", bundle, "--prompt", "for", *few)
+    assert done.stderr.startswith("prompts: chat template\n")
+    with load(bundle) as pair:
+        assert list(pair.encode(written)) == raw["prompt_ids"]
+        assert list(pair.encode([{"role": "user", "content": "for"}])) == raw["prompt_ids"]
+
+
+def test_several_prompts_are_all_decoded_in_order(bundle: Path, tmp_path: Path) -> None:
+    whole, lines = tmp_path / "whole.txt", tmp_path / "lines.jsonl"
+    whole.write_text("one\ntwo\n")
+    system = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "six"}]}
+    lines.write_text(json.dumps({"prompt": "five"}) + "\n" + json.dumps(system) + "\n")
+    words = ["--prompt", "zero", "--prompt", "-", "--prompt-file", whole, "--prompts", lines]
+    few = ["--max-tokens", 3, "--ignore-eos"]
+    arguments = list(map(str, ["run", bundle, *words, *few]))
+    done = CliRunner().invoke(group, [*arguments, "--json"], input="from a pipe\n")
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    with load(bundle) as pair:
+        asked = [
+            *([{"role": "user", "content": text}] for text in ("zero", "from a pipe")),
+            *([{"role": "user", "content": text}] for text in ("one\ntwo", "five")),
+            system["messages"],
+        ]
+        assert [one["prompt_ids"] for one in found] == [list(pair.encode(one)) for one in asked]
+        texts = [one["text"] for one in found]
+        options = DecodeOptions(max_tokens=3, stop_ids=frozenset())
+        assert texts == [pair.generate(one, options).text for one in asked]
+    plain = CliRunner().invoke(group, arguments, input="from a pipe\n")
+    assert plain.stdout == "\n\n".join(texts) + "\n"
+    assert "prompt 5 of 5: six" in plain.stderr
+
+
+def test_a_first_token_that_ends_the_text_is_named(bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "bundle"
+    shutil.copytree(bundle, copy)
+    (first,) = run_json(bundle, "--prompt", "for", "--max-tokens", 1)["token_ids"]
+    with load(copy) as pair:
+        pair.stop_ids = frozenset({first})
+        name = pair.token_name(first)
+        done = pair.generate([{"role": "user", "content": "for"}])
+        assert explanation(pair, done.token_ids, done.finish) == (
+            f"nothing came: the first token is {name}, which ends the text; --ignore-eos or "
+            "--min-tokens goes on behind it"
+        )
+        pair.stop_ids = frozenset()
+        done = pair.generate([{"role": "user", "content": "for"}], DecodeOptions(max_tokens=1))
+        assert explanation(pair, done.token_ids, done.finish) == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--prompt", "caf\udce9"],
+        ["--prompt", "a", "--system", "\udce9"],
+        ["--prompt", "a", "--stop", "\udce9"],
+        ["--prompt", "a", "--template-var", "x=\udce9"],
+        ["--prompt", ""],
+        ["--prompt", "a", "--raw", "--chat"],
+        ["--prompt", "a", "--raw", "--system", "s"],
+        ["--prompt", "a", "--template-var", "x"],
+        ["--prompt", "a", "--template-var", "x=False"],
+        ["--prompt", "a", "--template-var", "x=[1"],
+        ["--prompt", "a", "--template-var", "x=1", "--template-var", "x=2"],
+        ["--prompt", "a", "--template-var", "messages=[]"],
+        ["--prompt", "-", "--prompt", "-"],
+        [],
+    ],
+)
+def test_wrong_prompts_are_wrong_usage(words: list[str]) -> None:
+    done = run_cli("run", "no-bundle", *words)
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) <= 4
+    done.stderr.encode()
 
 
 def test_one_seed_gives_one_text(bundle: Path) -> None:
@@ -167,9 +265,9 @@ def test_a_stop_string_is_not_part_of_the_text(
         (
             ["--max-tokens", 500],
             1,
-            ["1 tokens and 500 wanted", "at most 153 more", "--max-context"],
+            ["1 of 1 prompts do not fit", "500 are wanted", "--max-context"],
         ),
-        (["--target", "no/such/folder"], 1, ["no config.json there", "--target"]),
+        (["--target", "no/such/folder"], 1, ["config.json: missing", "--target"]),
         (["--top-p", 0], 2, ["--top-p", "0<x<=1"]),
         (["--max-tokens", 0], 2, ["--max-tokens"]),
     ],

@@ -41,7 +41,10 @@ DOCTOR = ["doctor", "acceptance", "no-bundle", "--prompts", "no-prompts"]
             "'--threads': 9999999999 is not in the range 1<=x<=1024",
         ),
         (["bench", "no-bundle", "--threads", "9999999999"], "is not in the range 1<=x<=1024"),
-        (["engine", *PLAN[1:], "-o", "no-folder/b", "--prompt", ""], "--prompt: got an empty text"),
+        (
+            ["engine", *PLAN[1:], "-o", "no-folder/b", "--prompt", ""],
+            "--prompt': got an empty",
+        ),
         ([*EXPORT, "--ignore-key", "a"], "got --ignore-key without DRAFT"),
         ([*EXPORT, "--no-sample-from-anchor"], "got --sample-from-anchor without DRAFT"),
         ([*EXPORT, "--no-target-graph"], "got --no-target-graph without DRAFT"),

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from draftrt.errors import FeedError
 from draftrt.runtime.bench import Decoded, Own, Summary, compare
 from draftrt.runtime.bench_picture import to_svg
 from draftrt.runtime.bench_report import Report
 from draftrt.runtime.machine import Machine, peak_memory_bytes, this_machine
 from draftrt.runtime.options import DecodeOptions
-from draftrt.runtime.prompts import DEFAULT, read_prompts
 from draftrt.runtime.schedule import Costs
 from draftrt.runtime.stats import Round, Stats
 
@@ -114,6 +111,7 @@ def make_report(**changed: object) -> Report:
         pair="dflash, 3 drafts a round; target graph",
         max_tokens=64,
         num_prompts=2,
+        form="chat template",
         repeats=3,
         schedule="all",
         versions={"draftrt": "0"},
@@ -186,24 +184,6 @@ def test_the_picture_is_well_formed_and_to_scale() -> None:
     for one in root.iter(f"{SVG}text"):
         assert 0 < float(one.get("x", 0)) < 960
         assert 0 < float(one.get("y", 0)) < 640
-
-
-def test_prompts_are_the_first_lines_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_text("one\n\n  two\nthree\n", encoding="utf-8")
-    assert read_prompts(path, 2) == ["one", "  two"]
-    assert read_prompts(None, 3) == list(DEFAULT[:3])
-    path.write_text("\n \n", encoding="utf-8")
-    with pytest.raises(FeedError, match=r"prompts\.txt: holds no prompts"):
-        read_prompts(path, 2)
-    path.write_bytes(b"\xff")
-    with pytest.raises(FeedError, match=r"prompts\.txt: cannot be read as UTF-8"):
-        read_prompts(path, 2)
-    with pytest.raises(FeedError, match="cannot be read"):
-        read_prompts(tmp_path, 2)
-    with pytest.raises(FeedError, match=r"nothing\.txt: no such file") as refusal:
-        read_prompts(tmp_path / "nothing.txt", 2)
-    assert refusal.value.hint == "give a text file with a prompt a line"
 
 
 def test_the_machine_is_named_and_memory_is_counted() -> None:

@@ -144,9 +144,17 @@ def test_a_prompt_may_be_ids_or_messages(toy: SimpleNamespace, folder: Path) -> 
     with pytest.raises(BundleError, match="has no chat template"):
         pair.generate([{"role": "user", "content": "ebf"}], options)
     (folder / "chat_template.jinja").write_text("db{{ messages[0].content }}{{ tail }}")
+    pair, *_ = build(toy, folder)
     messages = [{"role": "user", "content": "ebf"}]
     assert pair.generate(messages, options).token_ids == expected.token_ids
     assert pair.encode(messages, {"tail": "a"}) == (3, 1, 4, 1, 5, 0)
+    done = pair.generate(messages, options, template_variables={"tail": "a"})
+    assert done.prompt_ids == (3, 1, 4, 1, 5, 0)
+    streamed = pair.stream(messages, options, template_variables={"tail": "a"})
+    assert "".join(map(str, streamed)) == done.text
+    for other in (PROMPT, [3, 1]):
+        with pytest.raises(FeedError, match="template variables tail for a prompt"):
+            pair.stream(other, options, template_variables={"tail": "a"})
     with pytest.raises(FeedError, match="the prompt mixes messages with 3"):
         pair.stream([*messages, 3])  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 
 from draftrt.errors import FeedError
+from draftrt.runtime.chat import ChatTemplate
+from draftrt.runtime.prompts import Form, Request, asked
 from draftrt.runtime.stats import Round
-from draftrt.validate.doctor_forms import compare_forms, encode_forms, forms_of
+from draftrt.validate.doctor_forms import compare_forms, encode_forms, other_forms
 
+RAW = Form(is_chat=False)
 HINT = (
     "     Hint: shorten them, ask for fewer tokens or rounds, or export with a larger --max-context"
 )
@@ -21,7 +25,7 @@ class FormPair:
     """A pair whose drafts are kept in one form of the prompts; nothing else of a pair."""
 
     def __init__(self, folder: Path, liked: str) -> None:
-        self.tokenizer_dir = folder
+        self.template = ChatTemplate(folder)
         self.decoder = SimpleNamespace(most_tokens=10, held="the caches hold 10 rows")
         self._liked = liked
 
@@ -42,7 +46,11 @@ class FormPair:
 
 @pytest.mark.parametrize(
     ("liked", "form"),
-    [("plain", None), ("chat", "chat template"), ("silent", "chat template, thinking off")],
+    [
+        ("plain", None),
+        ("chat", "chat template"),
+        ("silent", "chat template, enable_thinking=false"),
+    ],
 )
 def test_the_form_a_drafter_was_trained_on_is_named(
     tmp_path: Path, liked: str, form: str | None
@@ -52,12 +60,12 @@ def test_the_form_a_drafter_was_trained_on_is_named(
     own = [[one.num_accepted + 1 for one in pair.rounds(pair.encode(p), None)] for p in prompts]
     encoded = encode_forms(
         pair,  # type: ignore[arg-type]
-        prompts,
+        list(map(asked, prompts)),
         8,
-        is_chat=False,
+        form=Form(is_chat=False),
         with_others=True,
     )
-    assert list(encoded) == ["as it is", "chat template", "chat template, thinking off"]
+    assert list(encoded) == ["as it is", "chat template", "chat template, enable_thinking=false"]
     del encoded["as it is"]
     found = compare_forms(
         pair,  # type: ignore[arg-type]
@@ -66,23 +74,23 @@ def test_the_form_a_drafter_was_trained_on_is_named(
         max_tokens=8,
         false_alarms=0.01,
     )
-    assert [one.form for one in found] == ["chat template", "chat template, thinking off"]
+    assert [one.form for one in found] == ["chat template", "chat template, enable_thinking=false"]
     assert [one.form for one in found if one.is_better] == ([form] if form else [])
 
 
 def test_prompts_that_do_not_fit_in_some_form_are_all_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ enable_thinking }}", encoding="utf-8")
     pair: Any = FormPair(tmp_path, "plain")
-    extra = {"None": 0, "{}": 1, "{'enable_thinking': False}": -4}
 
-    def encode(prompt: Any, variables: dict[str, Any] | None = None) -> tuple[int, ...]:
-        text = prompt if isinstance(prompt, str) else prompt[0]["content"]
-        return (0,) * (len(text) + extra[str(variables)])
+    def encode(prompt: Any, variables: dict[str, Any]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return (0,) * len(prompt)
+        return (0,) * (len(prompt[0]["content"]) + (-4 if variables else 1))
 
     pair.encode = encode
     prompts = ["ab", "abcd", "abcde"]
     with pytest.raises(FeedError) as refusal:  # 3 of 10 tokens are left for a prompt
-        encode_forms(pair, prompts, 7, is_chat=False, with_others=True)
+        encode_forms(pair, list(map(asked, prompts)), 7, form=RAW, with_others=True)
     listed = [line for line in str(refusal.value).splitlines() if "do not fit" not in line]
     assert listed == [
         "3 problems found:",
@@ -90,14 +98,35 @@ def test_prompts_that_do_not_fit_in_some_form_are_all_named(tmp_path: Path) -> N
         *("       prompt 2, 'abcd': 5 tokens", "       prompt 3, 'abcde': 6 tokens", HINT),
         *("       prompt 1, 'ab': 0 tokens", "       prompt 2, 'abcd': 0 tokens", HINT),
     ]
-    for form in ("as it is", "chat template", "chat template, thinking off"):
+    for form in ("as it is", "chat template", "chat template, enable_thinking=false"):
         assert f"2 of 3 prompts ({form}) do not fit, expected 1 to 3 tokens each" in str(
             refusal.value
         )
     assert "7 are wanted behind each, and the caches hold 10 rows" in str(refusal.value)
-    assert list(encode_forms(pair, ["abc"], 7, is_chat=False, with_others=False)) == ["as it is"]
+    assert list(encode_forms(pair, [asked("abc")], 7, form=RAW, with_others=False)) == ["as it is"]
 
 
 def test_a_target_without_a_template_has_one_form(tmp_path: Path) -> None:
     pair = FormPair(tmp_path, "plain")
-    assert forms_of(pair) == ["as it is"]  # type: ignore[arg-type]
+    assert other_forms(pair.template, RAW, [asked("a")]) == []
+
+
+def test_the_other_forms_are_those_that_the_prompts_can_have(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ enable_thinking }}", encoding="utf-8")
+    template, text = ChatTemplate(tmp_path), asked("a")
+    talk = replace(text, text=None)
+
+    def others(form: Form, *requests: Request) -> list[str]:
+        return [one.describe() for one in other_forms(template, form, requests)]
+
+    silent = "chat template, enable_thinking=false"
+    assert others(RAW, text) == ["chat template", silent]
+    assert others(Form(is_chat=True), text) == ["as it is", silent]
+    assert others(Form(is_chat=True), text, talk) == [silent], "messages have no plain form"
+    chosen = Form(is_chat=True, variables={"enable_thinking": True})
+    assert others(chosen, text) == ["as it is"]
+    assert others(Form(is_chat=True), replace(text, variables={"enable_thinking": 1})) == [
+        "as it is"
+    ]
+    system = Form(is_chat=True, system="b")
+    assert others(system, text) == ["chat template, with a system message, enable_thinking=false"]

@@ -63,7 +63,7 @@ def report_of(
     rounds = rounds_of(loaded.spec, features)
     points, ids, count = record_ranges(narrow, wide, rounds, CONTEXT)
     return RangeReport(
-        bundle=Path("b"), features=features, is_real=False, num_rounds=count, points=points, ids=ids
+        bundle=Path("b"), features=features, form="", num_rounds=count, points=points, ids=ids
     )
 
 
@@ -164,10 +164,13 @@ def test_the_table_goes_from_the_largest_on_and_says_what_is_near_the_end() -> N
     points = [Point("a", float("inf")), Point("b", 40000.0), Point("c", 1.5)]
     ids = Finding(output="draft_ids", is_same=True, num_equal=41, num_compared=42)
     report = RangeReport(
-        bundle=Path("b"), features=6e4, is_real=True, num_rounds=3, points=points, ids=ids
+        bundle=Path("b"), features=6e4, form="as it is", num_rounds=3, points=points, ids=ids
     )
     lines = as_text(report)
-    assert lines[0] == "b: fp16 in PyTorch, 3 rounds, the target's features up to 60000"
+    assert (
+        lines[0]
+        == "b: fp16 in PyTorch, 3 rounds, the target's features of prompts (as it is) up to 60000"
+    )
     assert [line.split()[-1] for line in lines[2:5]] == ["overflows", "near", "fits"]
     assert "61.06%" in lines[3]
     assert lines[-1] == "draft ids: 41 of 42 as with the same weights in float32"

@@ -76,6 +76,7 @@ def write_bench(bundle: Path | str, path: Path) -> Path:
         pair="dspark | 4 drafts",
         max_tokens=16,
         num_prompts=2,
+        form="chat template",
         repeats=2,
         schedule="all",
         versions={},
