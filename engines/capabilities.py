@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from draftrt import backends
 from draftrt.errors import DraftrtError, UnsupportedError
 from draftrt.quantization import Part, Scheme
 from draftrt.spec import Precision
@@ -18,8 +19,13 @@ from draftrt.spec import Precision
 class Backend(str, Enum):
     """The two builders; they share one programming interface."""
 
-    TENSORRT_RTX = "tensorrt-rtx"
-    TENSORRT = "tensorrt"
+    TENSORRT_RTX = backends.TENSORRT_RTX
+    TENSORRT = backends.TENSORRT
+
+    @property
+    def module(self) -> str:
+        """Python module."""
+        return backends.MODULES[self.value]
 
 
 class Feature(str, Enum):
@@ -33,18 +39,14 @@ class Feature(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendFacts:
-    """What a backend is called and builds for.
+    """What a backend builds for.
 
     Attributes:
-        module: Python module.
-        extra: pip extra of draftrt that installs it.
         sms: compute capabilities it accepts, ascending.
         needs_gpu: whether it builds only for a GPU that is in the machine.
         first_sm: feature to the lowest SM that runs it.
     """
 
-    module: str
-    extra: str
     sms: tuple[int, ...]
     needs_gpu: bool
     first_sm: Mapping[Feature, int]
@@ -52,8 +54,6 @@ class BackendFacts:
 
 FACTS: Mapping[Backend, BackendFacts] = {
     Backend.TENSORRT_RTX: BackendFacts(
-        module="tensorrt_rtx",
-        extra="rtx",
         sms=(75, 80, 86, 89, 120, 121),
         needs_gpu=False,
         first_sm={
@@ -64,8 +64,6 @@ FACTS: Mapping[Backend, BackendFacts] = {
         },
     ),
     Backend.TENSORRT: BackendFacts(
-        module="tensorrt",
-        extra="trt",
         sms=(75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121),
         needs_gpu=True,
         first_sm={

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.errors import BackendError
+from draftrt.packages import EXTRAS
 
 DRIVER = "libcuda.so.1"
 
@@ -36,18 +37,17 @@ def backend_version(backend: Backend) -> str:
     Raises:
         BackendError: the package or Polygraphy is not installed; the hint names the pip extra.
     """
-    facts = FACTS[backend]
-    hint = f"pip install 'draftrt[{facts.extra}]'"
-    for module in (facts.module, "polygraphy"):
+    hint = f"pip install 'draftrt[{EXTRAS[backend.module]}]'"
+    for module in (backend.module, "polygraphy"):
         if importlib.util.find_spec(module) is None:
             raise BackendError(
                 f"backend {backend.value}: Python package {module!r} is not installed", hint=hint
             )
-    providers = importlib.metadata.packages_distributions().get(facts.module, [])
+    providers = importlib.metadata.packages_distributions().get(backend.module, [])
     if not providers:
         raise BackendError(
-            f"backend {backend.value}: module {facts.module!r} is there, but no installed package "
-            "says its version",
+            f"backend {backend.value}: module {backend.module!r} is there, but no installed "
+            "package says its version",
             hint=hint,
         )
     return importlib.metadata.version(providers[0])

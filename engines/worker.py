@@ -44,7 +44,7 @@ def build(request: BuildRequest) -> BuildReply:
     """
     if request.backend is Backend.TENSORRT_RTX:
         os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"  # read when polygraphy is imported
-    trt = importlib.import_module(FACTS[request.backend].module)
+    trt = importlib.import_module(request.backend.module)
     from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import click
 
+from draftrt.backends import BACKENDS
 from draftrt.number_cli import FiniteRange
 from draftrt.printable import printable
 from draftrt.runtime.graph_target import GraphTarget
-from draftrt.runtime.load import BACKENDS, PORTS, load
+from draftrt.runtime.load import PORTS, load
 from draftrt.runtime.options import (
     MOST_THREADS,
     PROPOSALS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from draftrt.backends import ONNXRUNTIME
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError, BundleError
 from draftrt.json_file import read_object, token_ids
@@ -19,7 +20,6 @@ TARGET_NOTE = "target_path"  # manifest note: the target's folder on the machine
 
 
 PORTS = ("graph", "hf")  # how a target runs: the bundle's own graph, or a Hugging Face model
-BACKENDS = ("onnxruntime", "tensorrt-rtx", "tensorrt")  # what runs the graphs of the bundle
 
 
 def load(
@@ -27,7 +27,7 @@ def load(
     *,
     target: Path | str | None = None,
     target_port: str | None = None,
-    backend: str = "onnxruntime",
+    backend: str = ONNXRUNTIME,
     device: str = "cpu",
     threads: int = 1,
     map_weights: bool = False,
@@ -39,7 +39,8 @@ def load(
         target: the target's Hugging Face folder; None takes the one the bundle was exported from.
         target_port: one of `PORTS`. None: the bundle's target graph where it has one and no
             ``target`` folder is given, else the Hugging Face model.
-        backend: one of `BACKENDS`. The two TensorRTs run the bundle's plans on the GPU.
+        backend: one of `draftrt.backends.BACKENDS`; the two TensorRTs run the bundle's plans on
+            the GPU.
         device: where ONNX Runtime and a Hugging Face target run, ``cpu`` or ``cuda``.
         threads: threads of each model; more than the machine's cores slows both down.
         map_weights: let ONNX Runtime multiply with weights where their file is mapped: the least
@@ -113,7 +114,7 @@ def open_graph(
     bundle: Bundle,
     name: str = "draft",
     *,
-    backend: str = "onnxruntime",
+    backend: str = ONNXRUNTIME,
     device: str = "cpu",
     threads: int = 1,
     map_weights: bool = False,
@@ -123,7 +124,7 @@ def open_graph(
     Args:
         bundle: the bundle.
         name: of the graph.
-        backend: one of `BACKENDS`; the two TensorRTs run a plan that was built from the graph.
+        backend: as for `load`.
         device: for ONNX Runtime, ``cpu`` or ``cuda``.
         threads: for ONNX Runtime, threads of an operator.
         map_weights: for ONNX Runtime on the CPU, see `load`.
@@ -133,13 +134,13 @@ def open_graph(
         BackendError: the backend's package is missing, it has no such device or no plan that runs
             here, or it refuses the graph.
     """
-    if map_weights and (backend != "onnxruntime" or device != "cpu"):
-        place = device if backend == "onnxruntime" else "cuda"
+    if map_weights and (backend != ONNXRUNTIME or device != "cpu"):
+        place = device if backend == ONNXRUNTIME else "cuda"
         raise BackendError(
             f"mapped weights: got {backend} on {place}, expected onnxruntime on cpu",
             hint="leave --map-weights out: a GPU holds its own copy",
         )
-    if backend != "onnxruntime":
+    if backend != ONNXRUNTIME:
         from draftrt.runtime.trt_plan import open_plan
 
         return open_plan(bundle, name, backend)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from draftrt.backends import ONNXRUNTIME
 from draftrt.bundle import read_manifest, write_manifest
 from draftrt.errors import BundleError
 
@@ -93,7 +94,7 @@ def survival_length(confidences: Iterable[float], round_ms: Sequence[float]) -> 
 
 def where(*, port: str, backend: str, device: str, threads: int, maps_weights: bool = False) -> str:
     """Return the name under which a bundle keeps the costs of one way to run it."""
-    if backend != "onnxruntime":
+    if backend != ONNXRUNTIME:
         return f"target {port}, {backend}"
     name = f"target {port}, {backend}, {device}, {threads} thread{'s' if threads > 1 else ''}"
     return f"{name}, mapped weights" if maps_weights else name

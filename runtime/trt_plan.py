@@ -7,18 +7,14 @@ refusal, because each is repaired differently.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from types import ModuleType
 
+from draftrt.backends import BACKENDS, MODULES, PLANNED, TENSORRT_RTX
 from draftrt.bundle import Bundle, PlanEntry
 from draftrt.errors import BackendError
+from draftrt.packages import EXTRAS
 from draftrt.runtime.cuda import Cuda
 from draftrt.runtime.trt import TrtSession
-
-MODULES: Mapping[str, tuple[str, str]] = {  # backend to Python module and pip extra
-    "tensorrt-rtx": ("tensorrt_rtx", "rtx"),
-    "tensorrt": ("tensorrt", "trt"),
-}
 
 
 def open_plan(bundle: Bundle, graph: str, backend: str) -> TrtSession:
@@ -27,7 +23,7 @@ def open_plan(bundle: Bundle, graph: str, backend: str) -> TrtSession:
     Args:
         bundle: the bundle.
         graph: name of the graph, ``draft`` or ``target``.
-        backend: a key of `MODULES`.
+        backend: one of `draftrt.backends.PLANNED`.
 
     Raises:
         BackendError: a package or the GPU is missing, or no plan of the bundle runs on it.
@@ -56,15 +52,15 @@ def import_tensorrt(backend: str) -> ModuleType:
     Raises:
         BackendError: no such backend, or its package is missing; the hint names the extra.
     """
-    if backend not in MODULES:
-        raise BackendError(f"no backend {backend!r}, there is {['onnxruntime', *MODULES]}")
-    name, extra = MODULES[backend]
+    if backend not in PLANNED:
+        raise BackendError(f"no backend {backend!r}, there is {list(BACKENDS)}")
+    name = MODULES[backend]
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise BackendError(
             f"the {backend} backend needs the package {name}: {error}",
-            hint=f"pip install 'draftrt[{extra}]'",
+            hint=f"pip install 'draftrt[{EXTRAS[name]}]'",
         ) from error
 
 
@@ -126,4 +122,4 @@ def plans_of(bundle: Bundle, graph: str, backend: str) -> list[PlanEntry]:
 
 def _command(bundle: Bundle, graph: str, backend: str, sm: str) -> str:
     command = f"draftrt build {bundle.path} --graph {graph} --backend {backend}"
-    return f"{command} --sm {sm}" if backend == "tensorrt-rtx" else command
+    return f"{command} --sm {sm}" if backend == TENSORRT_RTX else command

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from draftrt.backends import BACKENDS, ONNXRUNTIME
 from draftrt.number_cli import FiniteRange
 from draftrt.validate.bisect_command import bisect
 from draftrt.validate.matrix_command import matrix
@@ -67,7 +68,7 @@ def golden(
 ) -> None:
     """Check drafters against what a trusted implementation computed (docs/records.md)."""
     from draftrt.spec import Precision
-    from draftrt.validate.golden import ONNXRUNTIME, PYTORCH, check_cases
+    from draftrt.validate.golden import PYTORCH, check_cases
     from draftrt.validate.golden_report import as_json, as_text, failure
 
     backends = (ONNXRUNTIME, PYTORCH) if backend == "ort" else (PYTORCH,)
@@ -89,8 +90,8 @@ def golden(
 @click.argument("bundle", type=FOLDER)
 @click.option(
     "--backend",
-    type=click.Choice(["onnxruntime", "tensorrt-rtx", "tensorrt"]),
-    default="onnxruntime",
+    type=click.Choice(BACKENDS),
+    default=ONNXRUNTIME,
     show_default=True,
     help="What runs the graph; the two TensorRTs run the bundle's plan, on a machine with a GPU.",
 )

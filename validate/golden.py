@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftrt.backends import ONNXRUNTIME
 from draftrt.errors import DraftrtError
 from draftrt.spec import Precision, TargetSpec
 from draftrt.validate.compare import Finding
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from draftrt.export.load import LoadedDrafter
     from draftrt.export.target import Target
 
-ONNXRUNTIME, PYTORCH = "onnxruntime", "pytorch"
+PYTORCH = "pytorch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftrt.backends import ONNXRUNTIME
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError
 from draftrt.quantization import DRAFT, TARGET
@@ -13,7 +14,6 @@ from draftrt.validate import parity_report, target_parity
 from draftrt.validate.parity import ParityReport, check_parity
 from draftrt.validate.parity_rounds import DEFAULT_ROUNDS
 from draftrt.validate.target_parity import TargetReport, check_target_parity
-from draftrt.validate.tolerances import ONNXRUNTIME
 
 GRAPHS = (DRAFT, TARGET)
 

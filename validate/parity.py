@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftrt.backends import BACKENDS, ONNXRUNTIME
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError
 from draftrt.spec import Precision
@@ -30,8 +31,8 @@ from draftrt.validate.parity_rounds import (
     windows_of,
 )
 from draftrt.validate.runners import RoundRunner, require
-from draftrt.validate.subjects import BACKENDS, Subject, reference_of, subjects_of
-from draftrt.validate.tolerances import INT8_KERNELS, ONNXRUNTIME, Limit, limit_of
+from draftrt.validate.subjects import Subject, reference_of, subjects_of
+from draftrt.validate.tolerances import INT8_KERNELS, Limit, limit_of
 from draftrt.validate.verdicts import Measure
 
 if TYPE_CHECKING:

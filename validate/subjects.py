@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from draftrt.backends import ONNXRUNTIME
 from draftrt.bundle import Bundle, GraphEntry
 from draftrt.quantization import PRODUCTS, Scheme
 from draftrt.signature import Signature, TensorSpec
@@ -26,13 +27,11 @@ from draftrt.validate.runners import (
     require,
 )
 from draftrt.validate.taps import add_taps
-from draftrt.validate.tolerances import ONNXRUNTIME
 
 TWIN_NOTE = (
     "bf16 as far as CPU kernels go: ONNX Runtime has none for bfloat16, so the graph runs as its "
     "float32 twin with the rounded weights; rounding between the nodes is not seen"
 )
-BACKENDS = (ONNXRUNTIME, "tensorrt-rtx", "tensorrt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ def subjects_of(bundle: Bundle, backend: str, scratch: Path) -> list[Subject]:
 
     Args:
         bundle: the bundle.
-        backend: one of `BACKENDS`.
+        backend: one of `draftrt.backends.BACKENDS`.
         scratch: an empty folder for a while; takes the twin of a bf16 graph.
 
     Raises:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draftrt.backends import ONNXRUNTIME, PLANNED
 from draftrt.errors import BackendError
 from draftrt.spec import Precision
 
@@ -19,7 +20,6 @@ CACHE = "cache"  # every past and present K/V
 IDS = ("draft_ids", "draft_vocab_ids", "candidates", "candidate_ids", "vocabulary_ids")
 LOGITS = ("base_logits", "logits")
 VALUES = ("hidden", *LOGITS, "confidence", "candidate_scores", CACHE)
-ONNXRUNTIME, TENSORRT_RTX, TENSORRT = "onnxruntime", "tensorrt-rtx", "tensorrt"
 INT8_KERNELS = "onnxruntime's int8 kernels"  # products of int4 and int8 weights as the runtime runs
 RECORD = "record"  # a graph against float32 answers of the unrounded checkpoint
 
@@ -134,7 +134,6 @@ _BF16_LOGITS = Limit(
     norm=5e-2,
     reason="as the other bfloat16 values; distributions move by the square of it",
 )
-_GPUS = (TENSORRT_RTX, TENSORRT)
 _GPU = "plans are built without TF32, so only the order of accumulation differs; not yet measured"
 _GPU_IDS = Limit(reason=_GPU)
 _GPU_FP32 = Limit(atol=1e-3, rtol=1e-3, cosine=1 - 1e-6, norm=1e-3, reason=_GPU)
@@ -203,9 +202,9 @@ LIMITS: Entries = {
             [INT8_KERNELS], precision, ids=_INT8_IDS, logits=_INT8_LOGITS, values=_INT8
         ).items()
     },
-    **entries(_GPUS, Precision.FP32, ids=_GPU_IDS, logits=_GPU_LOGITS, values=_GPU_FP32),
-    **entries(_GPUS, Precision.FP16, ids=_FP16_IDS, logits=_FP16_LOGITS, values=_FP16),
-    **entries(_GPUS, Precision.BF16, ids=_BF16_IDS, logits=_BF16_LOGITS, values=_BF16),
+    **entries(PLANNED, Precision.FP32, ids=_GPU_IDS, logits=_GPU_LOGITS, values=_GPU_FP32),
+    **entries(PLANNED, Precision.FP16, ids=_FP16_IDS, logits=_FP16_LOGITS, values=_FP16),
+    **entries(PLANNED, Precision.BF16, ids=_BF16_IDS, logits=_BF16_LOGITS, values=_BF16),
     **entries([RECORD], Precision.FP16, ids=_FP16_RECORD, logits=_FP16_RECORD, values=_FP16_RECORD),
     **entries([RECORD], Precision.BF16, ids=_BF16_RECORD, logits=_BF16_RECORD, values=_BF16_RECORD),
 }

@@ -45,7 +45,7 @@ def gpu() -> Gpu:
     sm = device.sm
     device.close()
     for backend, facts in FACTS.items():
-        if sm in facts.sms and importlib.util.find_spec(facts.module) is not None:
+        if sm in facts.sms and importlib.util.find_spec(backend.module) is not None:
             return Gpu(sm, backend)
     pytest.skip(f"no installed TensorRT builds for SM{sm}")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from draftrt.backends import BACKENDS
 from draftrt.errors import BackendError
 from draftrt.spec import Precision
-from draftrt.validate.subjects import BACKENDS
 from draftrt.validate.tolerances import IDS, LIMITS, LOGITS, VALUES, golden_limit, limit_of
 
 
