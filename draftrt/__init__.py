@@ -22,6 +22,7 @@ def load(
     backend: str = "onnxruntime",
     device: str = "cpu",
     threads: int = 1,
+    verify: bool = True,
 ) -> Pair:
     """Open a bundle for decoding; see `draftrt.runtime.load.load` for arguments and errors."""
     from draftrt.runtime.load import load as load_pair
@@ -33,6 +34,7 @@ def load(
         backend=backend,
         device=device,
         threads=threads,
+        verify=verify,
     )
 
 

@@ -7,24 +7,28 @@ how a graph is made or run.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from draftrt.codec import to_json
-from draftrt.durable import NO_ROOM, sync, sync_folder, sync_tree
+from draftrt.bundle_files import (
+    Expected,
+    Verify,
+    content_problems,
+    expected_files,
+    remember_written,
+    size_problems,
+)
+from draftrt.durable import NO_ROOM, sync_folder, sync_tree, write_atomically
 from draftrt.errors import BundleError
+from draftrt.hashing import sha256_of
 from draftrt.interrupts import whole
-from draftrt.linked import FOLDER as LINKED
-from draftrt.linked import link_problem
-from draftrt.manifest import FileEntry, GraphEntry, LinkEntry, Manifest, PlanEntry
-from draftrt.manifest_file import FORMAT, MANIFEST, VERSION, read_manifest
+from draftrt.manifest import LINKED, FileEntry, GraphEntry, LinkEntry, Manifest, PlanEntry
+from draftrt.manifest_file import MANIFEST, manifest_text, read_manifest
+from draftrt.scratch import REPLACED, scratch_folder
 from draftrt.spec import DrafterSpec
 
 __all__ = [
@@ -35,7 +39,9 @@ __all__ = [
     "LinkEntry",
     "Manifest",
     "PlanEntry",
+    "Verify",
     "read_manifest",
+    "sha256_of",
 ]
 ELSEWHERE = "copy the bundle to a place that you may write to"
 
@@ -53,36 +59,57 @@ class Bundle:
     manifest: Manifest
 
     @classmethod
-    def open(cls, path: Path | str) -> Bundle:
-        """Read the manifest and check that every file it lists exists with its size.
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        verify: Verify = Verify.REMEMBERED,
+        needs_plans: bool = True,
+    ) -> Bundle:
+        """Read the manifest and check that every file it lists is there as it was written.
 
-        Of linked files samples are compared too. A plan that was deleted counts as not built.
+        A plan that was deleted counts as not built.
+
+        Args:
+            path: the bundle's folder.
+            verify: how much of the files' content is read.
+            needs_plans: whether plans have to be whole too; else damaged ones count as not built.
 
         Raises:
-            BundleError: no bundle there, another format version, or files missing, resized or, of
-                linked ones, of other content.
+            BundleError: no bundle there, another format version, or files missing, outside the
+                bundle, resized, or of other content; names each of them.
         """
         folder = Path(path)
-        manifest = read_manifest(folder)
-        plans = {name: e for name, e in manifest.plans.items() if (folder / e.file).is_file()}
-        bundle = cls(folder, replace(manifest, plans=plans))
-        sizes = {name: entry.bytes for name, entry in bundle.manifest.files.items()}
-        sizes |= {entry.file: entry.size_bytes for entry in bundle.manifest.plans.values()}
-        wrong = [_size_problem(folder / name, size) for name, size in sizes.items()]
-        problems = [problem for problem in wrong if problem]
+        manifest = _with_plans_there(folder, read_manifest(folder))
+        expected = expected_files(manifest)
+        problems = _problems(folder, expected, verify)
+        if problems and not needs_plans:
+            lost = {
+                name
+                for name, plan in manifest.plans.items()
+                if not problems.keys().isdisjoint((plan.file, plan.log))
+            }
+            kept = {name: plan for name, plan in manifest.plans.items() if name not in lost}
+            manifest = replace(manifest, plans=kept)
+            expected = expected_files(manifest)
+            problems = {name: one for name, one in problems.items() if name in expected}
         if problems:
-            raise BundleError(
-                f"{folder}: " + "; ".join(problems),
-                hint="the bundle was changed after it was written; export it again",
-            )
-        changed = [link_problem(folder / name, e) for name, e in manifest.links.items()]
-        if any(changed):
-            raise BundleError(
-                f"{folder}: " + "; ".join(problem for problem in changed if problem),
-                hint="the checkpoint was changed; restore it, or export it again "
-                "(--weights copy makes a bundle that stands alone)",
-            )
-        return bundle
+            raise _damaged(folder, expected, problems)
+        return cls(folder, manifest)
+
+    def verify_hashes(self) -> None:
+        """Hash every file and compare with the manifest.
+
+        Raises:
+            BundleError: names every file that is not as it was written.
+        """
+        expected = expected_files(self.manifest)
+        if problems := _problems(self.path, expected, Verify.ALL):
+            raise _damaged(self.path, expected, problems)
+
+    def remember(self) -> None:
+        """Count the files, which this process has just written and hashed, as verified here."""
+        remember_written(self.path, self.manifest)
 
     def graph(self, name: str = "draft") -> GraphEntry:
         """Return the entry of graph ``name``.
@@ -133,20 +160,63 @@ class Bundle:
             return known[graph.data]
         return hashlib.sha256("\n".join(known[name] for name in names).encode()).hexdigest()
 
-    def verify_hashes(self) -> None:
-        """Hash every file and compare with the manifest; linked ones where their hash is known.
 
-        Raises:
-            BundleError: lists every file whose content changed.
-        """
-        known = {name: entry.sha256 for name, entry in self.manifest.files.items()}
-        known |= {name: link.sha256 for name, link in self.manifest.links.items() if link.sha256}
-        changed = [name for name, sha in known.items() if sha256_of(self.path / name) != sha]
-        if changed:
-            raise BundleError(
-                f"{self.path}: content changed since it was written: {changed}",
-                hint="export it again, or restore the files",
-            )
+def _with_plans_there(folder: Path, manifest: Manifest) -> Manifest:
+    there = {name: one for name, one in manifest.plans.items() if (folder / one.file).exists()}
+    return replace(manifest, plans=there)
+
+
+def _problems(folder: Path, expected: Mapping[str, Expected], verify: Verify) -> dict[str, str]:
+    """Return what is wrong with the files of a bundle, by name."""
+    problems = size_problems(folder, expected)
+    whole_ones = {name: one for name, one in expected.items() if name not in problems}
+    # Damage that is plain is told at once; content is read where it can be all that is wrong.
+    return problems or content_problems(folder, whole_ones, verify)
+
+
+def _damaged(
+    folder: Path, expected: Mapping[str, Expected], problems: Mapping[str, str]
+) -> BundleError:
+    sources = {expected[name].source for name in problems} - {""}
+    lines = problem_lines(expected, problems)
+    hint = (
+        "the bundle was changed or damaged after it was written; copy it again (`draftrt verify` "
+        "checks a copy), or export it again"
+    )
+    if sources:
+        hint = (
+            f"the checkpoint that it is linked to was changed: {', '.join(sorted(sources))}; "
+            "restore it, or export it again (--weights copy makes a bundle that stands alone)"
+        )
+    what = lines[0] if len(lines) == 1 else f"{len(lines)} files: " + "; ".join(lines)
+    return BundleError(f"{folder}: {what}", hint=hint)
+
+
+def problem_lines(expected: Mapping[str, Expected], problems: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with files, a line each."""
+    return [
+        f"{name} (linked from {expected[name].source}) {told}"
+        if expected[name].source
+        else f"{name} {told}"
+        for name, told in problems.items()
+    ]
+
+
+def examine(path: Path | str) -> tuple[Manifest, dict[str, Expected], dict[str, str]]:
+    """Hash every file of a bundle, whatever is remembered of it.
+
+    Returns:
+        The manifest, what it says of each file, and what is wrong, by the file's name.
+
+    Raises:
+        BundleError: no bundle there, or its manifest is damaged.
+    """
+    folder = Path(path)
+    manifest = _with_plans_there(folder, read_manifest(folder))
+    expected = expected_files(manifest)
+    problems = size_problems(folder, expected)
+    rest = {name: one for name, one in expected.items() if name not in problems}
+    return manifest, expected, problems | content_problems(folder, rest, Verify.ALL)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -155,28 +225,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     Raises:
         BundleError: the folder cannot be written.
     """
-    text = json.dumps({"format": FORMAT, "version": VERSION, **to_json(manifest)}, indent=1)
     try:
-        write_atomically(folder / MANIFEST, (text + "\n").encode())
+        write_atomically(folder / MANIFEST, manifest_text(manifest).encode())
     except OSError as error:
         raise BundleError(
             f"{folder}: cannot be written: {error.strerror}", hint=ELSEWHERE
         ) from error
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            sync(stream)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 @contextmanager
@@ -192,28 +246,29 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     final = Path(path)
     _check_free(final, force=force)
     missing = [folder for folder in final.parents if not folder.exists()]
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.partial-"))
-    except OSError as error:
-        raise BundleError(f"{final}: cannot be made there: {error}") from error
-    try:
-        scratch.chmod(0o755)
-        yield scratch
-        sync_tree(scratch, but={LINKED})
-        _check_free(final, force=force)  # another command may have written it meanwhile
-        _put(scratch, final)
-    except BaseException as error:
-        shutil.rmtree(scratch, ignore_errors=True)
-        for folder in missing:
-            with suppress(OSError):  # somebody else put something there
-                folder.rmdir()
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            raise BundleError(
-                f"{final}: cannot be written: {error.strerror}",
-                hint="make room, or write elsewhere",
-            ) from error
-        raise
+    with ExitStack() as stack:
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            scratch = stack.enter_context(scratch_folder(final))
+        except OSError as error:
+            raise BundleError(f"{final}: cannot be made there: {error}") from error
+        try:
+            scratch.chmod(0o755)
+            yield scratch
+            sync_tree(scratch, but={LINKED})
+            _check_free(final, force=force)  # another command may have written it meanwhile
+            _put(scratch, final)
+        except BaseException as error:
+            stack.close()
+            for folder in missing:
+                with suppress(OSError):  # somebody else put something there
+                    folder.rmdir()
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise BundleError(
+                    f"{final}: cannot be written: {error.strerror}",
+                    hint="make room, or write elsewhere",
+                ) from error
+            raise
 
 
 def _check_free(final: Path, *, force: bool) -> None:
@@ -242,8 +297,8 @@ def _put(scratch: Path, final: Path) -> None:
         scratch.replace(final)
         sync_folder(final.parent)
         return
-    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.replaced-") as old:
-        place = Path(old) / final.name
+    with scratch_folder(final, REPLACED) as old:
+        place = old / final.name
         try:
             final.replace(place)
             scratch.replace(final)
@@ -259,7 +314,7 @@ def add_plan(bundle: Bundle, entry: PlanEntry) -> Bundle:
     manifest = read_manifest(bundle.path)
     plans = {**manifest.plans, entry.file: entry}
     write_manifest(bundle.path, replace(manifest, plans=plans))
-    return Bundle.open(bundle.path)
+    return Bundle.open(bundle.path, needs_plans=False)
 
 
 def hash_files(
@@ -279,19 +334,3 @@ def hash_files(
         elif path.is_file() and name != MANIFEST and Path(name).parts[0] not in ("plans", LINKED):
             found[name] = FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
     return found
-
-
-def sha256_of(path: Path) -> str:
-    """Return the hex SHA-256 of a file's content."""
-    with path.open("rb") as stream:
-        digest = hashlib.sha256()
-        while chunk := stream.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _size_problem(path: Path, size: int) -> str:
-    if not path.is_file():
-        return f"{path.name} is missing"
-    found = path.stat().st_size
-    return "" if found == size else f"{path.name} has {found} bytes, expected {size}"

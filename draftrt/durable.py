@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO
@@ -57,3 +58,18 @@ def sync_tree(folder: Path, *, but: Collection[str] = ()) -> None:
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
     sync_folder(folder)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            sync(stream)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -9,6 +9,8 @@ from draftrt.quantization import Part, Scheme
 from draftrt.signature import Signature
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision, TargetSpec
 
+LINKED = "linked"  # folder of a bundle with the checkpoint files that it points to
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphEntry:
@@ -61,6 +63,8 @@ class PlanEntry:
         build_seconds: wall time of the build.
         peak_rss_bytes: peak resident memory of the build process.
         size_bytes: size of the plan.
+        sha256: hash of the plan; empty where an older draftrt built it.
+        log_sha256: hash of the log; the same.
     """
 
     file: str
@@ -74,6 +78,8 @@ class PlanEntry:
     build_seconds: float
     peak_rss_bytes: int
     size_bytes: int
+    sha256: str = ""
+    log_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +97,8 @@ class LinkEntry:
     Attributes:
         source: where it lay when the bundle was written.
         bytes: its size.
-        sample_sha256: hash of its size and samples; see `draftrt.linked`.
-        sha256: hash of all of it; empty where it was not asked for.
+        sample_sha256: hash of its size and samples; see `draftrt.hashing`.
+        sha256: hash of all of it; empty where an older draftrt was not asked for it.
     """
 
     source: str

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from draftrt.bundle import write_atomically
+from draftrt.durable import write_atomically
 from draftrt.errors import DraftrtError
 
 

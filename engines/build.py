@@ -10,14 +10,13 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import draftrt
-from draftrt.bundle import ELSEWHERE, Bundle, GraphEntry, PlanEntry, add_plan, sha256_of
+from draftrt.bundle import ELSEWHERE, Bundle, GraphEntry, PlanEntry, Verify, add_plan, sha256_of
 from draftrt.engines import child, exchange
 from draftrt.engines.capabilities import FACTS, request_findings
 from draftrt.engines.environment import backend_version, find_gpus, target_sms
@@ -25,6 +24,7 @@ from draftrt.engines.exchange import BuildReply, BuildRequest
 from draftrt.engines.options import BuildOptions
 from draftrt.engines.profiles import narrow, shape_ranges
 from draftrt.errors import BackendError, BuildError, BundleError, collect
+from draftrt.scratch import scratch_folder
 
 PLANS = "plans"
 TAIL_LINES = 12
@@ -74,7 +74,7 @@ def build_plan(
         BackendError: the package is missing, or classic TensorRT has no GPU to build on.
         BuildError: TensorRT refused the graph, crashed, or took too long; holds its log's tail.
     """
-    opened = Bundle.open(bundle)
+    opened = Bundle.open(bundle, verify=Verify.ALL, needs_plans=False)
     graph = opened.graph(options.graph)
     options, version = _resolve(graph, options)
     shapes = shape_ranges(graph.signature, narrow(graph.signature, options.dimensions))
@@ -87,7 +87,7 @@ def build_plan(
     request = BuildRequest(
         backend=options.backend,
         sms=options.sms,
-        onnx=str(opened.file(graph.file).resolve()),
+        onnx=str(opened.file(graph.file).absolute()),  # links to its data lie beside it
         plan="",
         shapes=shapes,
         workspace_bytes=options.workspace_bytes,
@@ -106,7 +106,7 @@ def _unbuilt_entry(
         file=f"{stem}.plan",
         log=f"{stem}.log",
         graph=options.graph,
-        graph_sha256=_checked_hash(bundle, graph.file),
+        graph_sha256=bundle.manifest.files[graph.file].sha256,
         backend=options.backend.value,
         backend_version=version,
         sms=options.sms,
@@ -149,6 +149,8 @@ def _is_same_build(present: PlanEntry, expected: PlanEntry) -> bool:
         build_seconds=present.build_seconds,
         peak_rss_bytes=present.peak_rss_bytes,
         size_bytes=present.size_bytes,
+        sha256=present.sha256,
+        log_sha256=present.log_sha256,
     )
     return present == measured
 
@@ -174,10 +176,11 @@ def _build(
                 build_seconds=round(ending.seconds, 2),
                 peak_rss_bytes=reply.peak_rss_bytes,
                 size_bytes=plan.stat().st_size,
+                sha256=sha256_of(plan),
+                log_sha256=sha256_of(log),
             )
             with child.uninterrupted(), _locked(bundle.path):
-                bundle = _record(bundle, entry, plan)
-                log.replace(bundle.file(entry.log))
+                bundle = _record(bundle, entry, plan, log)
                 failed_log.unlink(missing_ok=True)
         except BaseException:
             if log.exists():
@@ -186,18 +189,23 @@ def _build(
     return BuildResult(bundle=bundle, entry=entry, is_cached=False, reply=reply)
 
 
-def _record(bundle: Bundle, entry: PlanEntry, plan: Path) -> Bundle:
-    """Put the plan in its place and into the manifest: both or neither."""
-    final, previous = bundle.file(entry.file), plan.with_name("previous")
-    if final.exists():
-        final.replace(previous)
+def _record(bundle: Bundle, entry: PlanEntry, plan: Path, log: Path) -> Bundle:
+    """Put the plan and its log in their places and into the manifest: all or nothing."""
+    moves = [(plan, bundle.file(entry.file)), (log, bundle.file(entry.log))]
+    done: list[tuple[Path, Path]] = []
     try:
-        plan.replace(final)
+        for source, final in moves:
+            if final.exists():
+                final.replace(source.with_name(f"previous {source.name}"))
+            done.append((source, final))
+            shutil.copyfile(source, final) if source is log else source.replace(final)
         return add_plan(bundle, entry)
     except BaseException:
-        final.unlink(missing_ok=True)
-        if previous.exists():
-            previous.replace(final)
+        for source, final in done:
+            final.unlink(missing_ok=True)
+            previous = source.with_name(f"previous {source.name}")
+            if previous.exists():
+                previous.replace(final)
         raise
 
 
@@ -252,40 +260,20 @@ def log_tail(log: Path) -> str:
     return "\n".join(f"    | {line[:TAIL_WIDTH]}" for line in lines[-TAIL_LINES:])
 
 
-def _checked_hash(bundle: Bundle, file: str) -> str:
-    found, listed = sha256_of(bundle.file(file)), _listed_hash(bundle, file)
-    if found != listed:
-        raise BundleError(
-            f"{bundle.file(file)}: got sha256 {found[:12]}…, expected {listed[:12]}…",
-            hint="the graph was changed after it was written; export it again",
-        )
-    return found
-
-
-def _listed_hash(bundle: Bundle, file: str) -> str:
-    if file not in bundle.manifest.files:
-        raise BundleError(
-            f"{bundle.path}: the manifest does not list {file}", hint="export it again"
-        )
-    return bundle.manifest.files[file].sha256
-
-
 @contextmanager
 def _scratch(bundle: Bundle, file: str) -> Iterator[Path]:
     """Give a folder beside the plan's final place that is gone at the end, whatever happens."""
     final = bundle.file(file)
-    try:
-        final.parent.mkdir(exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.stem}.partial-"))
-    except OSError as error:
-        raise BundleError(
-            f"{final.parent}: cannot be written: {error.strerror}",
-            hint=ELSEWHERE,
-        ) from error
-    try:
+    with ExitStack() as stack:
+        try:
+            final.parent.mkdir(exist_ok=True)
+            scratch = stack.enter_context(scratch_folder(final.with_suffix("")))
+        except OSError as error:
+            raise BundleError(
+                f"{final.parent}: cannot be written: {error.strerror}",
+                hint=ELSEWHERE,
+            ) from error
         yield scratch.resolve()
-    finally:
-        shutil.rmtree(scratch)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.linked_file import checkable
 from draftrt.export.profile import Profile
 from draftrt.export.signature import round_feeds, walk_to_compare
+from draftrt.onnx_runtime import load_onnxruntime
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec, Precision
 
@@ -176,8 +177,7 @@ def open_session(path: Path, weights: Path | None = None) -> Any:
         path: ONNX file.
         weights: folder of its external data; None for that of the file.
     """
-    import onnxruntime as ort
-
+    ort = load_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3

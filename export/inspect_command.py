@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from draftrt.bundle import MANIFEST, Bundle
+from draftrt.bundle import MANIFEST, Bundle, Verify
 from draftrt.codec import to_json
 from draftrt.export.decoder_config import say_left_out, try_decoder
 from draftrt.export.ignored import of_draft, of_target
@@ -17,6 +17,7 @@ from draftrt.export.load import load_drafter
 from draftrt.export.target import read_target
 from draftrt.export.target_files import check_target_files
 from draftrt.ignore_cli import ignore_key_option
+from draftrt.verify_cli import no_verify_option
 
 
 @click.command("inspect")
@@ -28,12 +29,14 @@ from draftrt.ignore_cli import ignore_key_option
     help="Alignment, where the config leaves it open.",
 )
 @ignore_key_option
+@no_verify_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def inspect(
     draft: Path,
     target: Path | None,
     sample_from_anchor: bool | None,
     ignore_keys: tuple[str, ...],
+    verify: Verify,
     as_json: bool,
 ) -> None:
     """Show every fact of the drafter in folder DRAFT, and where each was read.
@@ -43,7 +46,7 @@ def inspect(
     if (draft / MANIFEST).is_file():
         if target is not None or sample_from_anchor is not None or ignore_keys:
             raise click.UsageError(f"{draft} is a bundle: it was checked when it was made")
-        _show_bundle(Bundle.open(draft), as_json=as_json)
+        _show_bundle(Bundle.open(draft, verify=verify), as_json=as_json)
         return
     if target is None and of_target(ignore_keys):
         raise click.UsageError("got --ignore-key target:... without --target")

@@ -19,6 +19,7 @@ from draftrt.export.check_extent import Rows, row_blocks
 from draftrt.export.check_weights import check_weights
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.one_layer import write_one_layer
+from draftrt.onnx_runtime import load_onnxruntime
 from draftrt.spec import Precision
 
 SPARE_ROWS = 64
@@ -121,8 +122,7 @@ def compare_samples(
         feeds = [both.feed(sample) for sample in todo]
         want = [pool.submit(both.want, *one) for one in zip(todo, feeds, strict=True)]
         try:
-            import onnxruntime  # noqa: F401  (it loads while weights are still written)
-
+            load_onnxruntime()  # while weights are still written
             about_nodes = check_nodes()
             written()
             count, got = check_weights(path, tensors), []

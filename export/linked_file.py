@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from draftrt.linked import FOLDER
+from draftrt.manifest import LINKED
 
 
 @contextmanager
@@ -19,14 +19,14 @@ def checkable(path: Path) -> Iterator[Path]:
     contents; it refuses hard links. A stand-in is an empty file of the same size.
     """
     folder = path.parent
-    if not (folder / FOLDER).is_dir():
+    if not (folder / LINKED).is_dir():
         yield path
         return
     with tempfile.TemporaryDirectory(dir=folder, prefix=".check-") as name:
         scratch = Path(name)
         shutil.copyfile(path, scratch / path.name)
-        (scratch / FOLDER).mkdir()
-        for file in (*folder.glob("*.data"), *(folder / FOLDER).iterdir()):
+        (scratch / LINKED).mkdir()
+        for file in (*folder.glob("*.data"), *(folder / LINKED).iterdir()):
             place = scratch / file.relative_to(folder)
             with place.open("wb") as stream:
                 stream.truncate(file.stat().st_size)

@@ -9,11 +9,13 @@ file is checked over stand-ins (`draftrt.export.check.check_file`).
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from pathlib import Path
 
-from draftrt.bundle import LinkEntry, sha256_of
+from draftrt.bundle import LinkEntry
 from draftrt.errors import ExportError
-from draftrt.linked import FOLDER, sample_sha256
+from draftrt.hashing import sample_sha256
+from draftrt.manifest import LINKED
 
 
 class Links:
@@ -41,9 +43,9 @@ class Links:
         known = next((name for name, path in self.sources.items() if path == source), None)
         if known is not None:
             return known
-        name = f"{FOLDER}/{file.parent.name}-{file.name}"
+        name = f"{LINKED}/{file.parent.name}-{file.name}"
         while name in self.sources:
-            name = name.replace(f"{FOLDER}/", f"{FOLDER}/_", 1)
+            name = name.replace(f"{LINKED}/", f"{LINKED}/_", 1)
         self.sources[name] = source
         if not is_real:
             return name
@@ -63,18 +65,18 @@ class Links:
             ) from error
         return name
 
-    def entries(self, *, is_full: bool) -> dict[str, LinkEntry]:
+    def entries(self, hashes: Mapping[Path, str]) -> dict[str, LinkEntry]:
         """Return what the manifest says of each link.
 
         Args:
-            is_full: hash whole files too.
+            hashes: those of the sources.
         """
         return {
             name: LinkEntry(
                 source=str(source),
                 bytes=source.stat().st_size,
                 sample_sha256=sample_sha256(source),
-                sha256=sha256_of(source) if is_full else "",
+                sha256=hashes[source],
             )
             for name, source in self.sources.items()
         }

@@ -33,7 +33,7 @@ class ExportOptions:
             where it cannot.
         force: replace an existing bundle.
         weights: whether the bundle holds its weights or points to those of the checkpoint.
-        hash_all: hash the checkpoint's weights whole; see `draftrt.linked` for what is hashed
+        hash_all: hash the checkpoint's weights whole; see `draftrt.hashing` for what is hashed
             otherwise.
     """
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import (
+    Bundle,
     GraphEntry,
     Manifest,
+    Verify,
     hash_files,
     new_bundle,
     sha256_of,
@@ -22,7 +24,7 @@ from draftrt.export.placing import place_draft, place_target
 from draftrt.export.target import Target, read_target
 from draftrt.export.target_files import check_target_files, copy_target_files
 from draftrt.export.weight_files import OnTick, WeightFiles, weight_files
-from draftrt.linked import sample_sha256
+from draftrt.hashing import sample_sha256
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import DecoderSpec
 
@@ -76,9 +78,8 @@ def export_bundle(
         graphs = _write_graphs(loaded, decoder, target, folder, options, report, context, files)
         copy_target_files(target, folder / "tokenizer")
         notes = {"target_path": str(target.resolve())}
-        write_manifest(
-            folder, _manifest(model, loaded, decoder, graphs, folder, notes, files, options)
-        )
+        write_manifest(folder, _manifest(model, loaded, decoder, graphs, folder, notes, files))
+    Bundle.open(out, verify=Verify.NONE).remember()
     report(f"bundle: {out}")
     if left_out is not None:
         report(f"warning: {say_left_out(left_out)}")
@@ -168,16 +169,14 @@ def _manifest(
     folder: Path,
     notes: dict[str, Any],
     weights: WeightFiles,
-    options: ExportOptions,
 ) -> Manifest:
     assert target.folder is not None
-    inputs = {}
+    inputs, hashes = {}, weights.input_hashes()
     if loaded is not None:
         inputs["draft/config.json"] = sha256_of(loaded.folder / "config.json")
-        hashes = weights.input_hashes()
         for path in _own_files(loaded):
-            if path in hashes:
-                inputs[f"draft/{path.name}"] = hashes[path]
+            if path.resolve() in hashes:
+                inputs[f"draft/{path.name}"] = hashes[path.resolve()]
             else:
                 inputs[f"draft/{path.name}, sampled"] = sample_sha256(path)
     inputs["target/config.json"] = sha256_of(target.folder / "config.json")
@@ -192,7 +191,7 @@ def _manifest(
         created=now(),
         notes=notes,
         decoder=decoder,
-        links=weights.links.entries(is_full=options.hash_all),
+        links=weights.links.entries(hashes),
     )
 
 

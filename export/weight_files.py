@@ -109,12 +109,14 @@ class WeightFiles:
         return copy.result()
 
     def hash_input(self, path: Path) -> None:
-        """Begin to hash a file of the checkpoint."""
+        """Begin to hash a file of the checkpoint, once."""
         assert self._pool is not None
-        self._inputs[path] = self._pool.submit(self._hash, path)
+        path = path.resolve()
+        if path not in self._inputs:
+            self._inputs[path] = self._pool.submit(self._hash, path)
 
     def input_hashes(self) -> dict[Path, str]:
-        """Return the hashes of the files that `hash_input` was called for."""
+        """Return the hashes of linked files and of those that `hash_input` was called for."""
         return {path: found.result() for path, found in self._inputs.items()}
 
     def append_quantised(self, data: str, uses: Sequence[QuantizedUse]) -> list[QuantizedWeight]:
@@ -155,6 +157,8 @@ class WeightFiles:
             assert source.file is not None
             is_real = self._pool is not None
             place = Place(self.links.add(source.file, is_real=is_real), source.offset, size)
+            if is_real:
+                self.hash_input(source.file)
         else:
             offset = -(-plan.end // ALIGNMENT) * ALIGNMENT
             place = Place(plan.path.name, offset, size)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from draftrt.backends import BACKENDS
+from draftrt.bundle import Verify
 from draftrt.output_cli import OutputFile, check_places, write_output
 from draftrt.printable import printable
 from draftrt.runtime.bench_picture import to_svg
@@ -16,6 +17,7 @@ from draftrt.runtime.load import PORTS
 from draftrt.runtime.options import MOST_THREADS, SCHEDULES, ScheduleKind
 from draftrt.runtime.prompt_cli import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
+from draftrt.verify_cli import no_verify_option
 
 
 @click.command()
@@ -54,6 +56,7 @@ from draftrt.runtime.prompts import Form
 @click.option(
     "--calibrate", is_flag=True, help="Keep the costs in the bundle, for run --schedule survival."
 )
+@no_verify_option
 @click.option("--json", "json_file", type=OutputFile(), help="Write the figures.")
 @click.option("--svg", "svg_file", type=OutputFile(), help="Write a picture.")
 def bench(
@@ -72,6 +75,7 @@ def bench(
     rivals: bool,
     draft: Path | None,
     calibrate: bool,
+    verify: Verify,
     json_file: Path | None,
     svg_file: Path | None,
 ) -> None:
@@ -101,6 +105,7 @@ def bench(
         rivals=rivals,
         draft=draft,
         calibrate=calibrate,
+        verify=verify,
     )
     found = run_bench(settings, lambda line: click.echo(printable(line), err=True))
     click.echo(found.to_text())

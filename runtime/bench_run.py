@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftrt import __version__
-from draftrt.bundle import ELSEWHERE, Bundle
+from draftrt.bundle import ELSEWHERE, Bundle, Verify
 from draftrt.errors import BundleError
 from draftrt.runtime.bench import Own, System, compare
 from draftrt.runtime.bench_costs import measure_costs
@@ -65,6 +65,7 @@ class Settings:
     rivals: bool = False
     draft: Path | None = None
     calibrate: bool = False
+    verify: Verify = Verify.REMEMBERED
 
 
 def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
@@ -78,7 +79,7 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
         DraftrtError: as `draftrt.runtime.load.load`; FeedError where a prompt and its tokens do
             not fit, before anything runs.
     """
-    bundle = Bundle.open(settings.bundle)
+    bundle = Bundle.open(settings.bundle, verify=settings.verify)
     spec = bundle.drafter()
     requests = read_prompts(settings.prompts, settings.num_prompts)
     _check_places(bundle, settings)
@@ -139,6 +140,7 @@ def _loaded(settings: Settings) -> Pair:
         backend=settings.backend,
         device=settings.device,
         threads=settings.threads,
+        verify=False,  # `run_bench` has opened it
     )
 
 

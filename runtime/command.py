@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from draftrt.backends import BACKENDS
+from draftrt.bundle import Verify
 from draftrt.number_cli import FiniteRange
 from draftrt.printable import printable
 from draftrt.runtime.graph_target import GraphTarget
@@ -28,6 +29,7 @@ from draftrt.runtime.prompt_cli import FILE_HELP, TEXT, form_options
 from draftrt.runtime.prompt_files import STDIN, read_prompts, read_whole
 from draftrt.runtime.prompts import Form, Request, asked, room_problem
 from draftrt.runtime.stats import FinishReason, Stats
+from draftrt.verify_cli import no_verify_option
 
 
 @click.command()
@@ -145,6 +147,7 @@ from draftrt.runtime.stats import FinishReason, Stats
     is_flag=True,
     help="Least memory: read weights where their file is mapped, shared tables once; slower.",
 )
+@no_verify_option
 @click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON object a prompt instead of text."
 )
@@ -174,6 +177,7 @@ def run(
     plain: bool,
     threads: int,
     map_weights: bool,
+    verify: Verify,
     as_json: bool,
 ) -> None:
     """Decode prompts with the drafter and target of BUNDLE.
@@ -206,6 +210,7 @@ def run(
         device=device,
         threads=threads,
         map_weights=map_weights,
+        verify=verify is not Verify.NONE,
     ) as pair:
         form = form.settled(pair.template, requests)
         every = form.encode(pair.encode, requests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from draftrt.backends import ONNXRUNTIME
-from draftrt.bundle import Bundle
+from draftrt.bundle import Bundle, Verify
 from draftrt.errors import BackendError, BundleError
 from draftrt.json_file import read_object, token_ids
 from draftrt.runtime.backend import GraphSession
@@ -31,6 +31,7 @@ def load(
     device: str = "cpu",
     threads: int = 1,
     map_weights: bool = False,
+    verify: bool = True,
 ) -> Pair:
     """Load a bundle and its target.
 
@@ -45,13 +46,15 @@ def load(
         threads: threads of each model; more than the machine's cores slows both down.
         map_weights: let ONNX Runtime multiply with weights where their file is mapped: the least
             memory, tables that both graphs share once, and slower calls.
+        verify: compare the content of the bundle's files with its manifest: every byte the first
+            time on this machine, samples of large files later; see docs/bundle.md.
 
     Raises:
         BundleError: no bundle there, its files changed, or it lacks the graph asked for.
         BackendError: a package, provider, plan or the target's folder is missing.
         SpecError: the folder holds another model than the bundle was exported for.
     """
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, verify=Verify.REMEMBERED if verify else Verify.NONE)
     stop_ids = read_stop_ids(bundle)
     spec = bundle.manifest.drafter
     port = _port(bundle, target, target_port)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from draftrt.closing import Closing
 from draftrt.errors import BackendError, BundleError
+from draftrt.onnx_runtime import load_onnxruntime
 from draftrt.runtime.backend import Arrays, cache_specs, fed_signature
 from draftrt.signature import Signature, check_feeds
 
@@ -69,7 +70,7 @@ class OrtSession(Closing):
             BackendError: onnxruntime is missing, has no such provider here, or refuses the graph.
             BundleError: the file's inputs or outputs are not those of the signature.
         """
-        self._runtime = _import_onnxruntime()
+        self._runtime = load_onnxruntime()
         _check_device(signature, device)
         self.device = device
         self._signature = signature
@@ -173,18 +174,6 @@ class _Plan:
     binding: Any
     inputs: dict[str, NDArray[Any]]
     outputs: dict[str, NDArray[Any]]
-
-
-def _import_onnxruntime() -> ModuleType:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise BackendError(
-            f"the onnxruntime backend needs the onnxruntime package: {error}",
-            hint="pip install 'draftrt[ort]'",
-        ) from error
-    module: ModuleType = onnxruntime
-    return module
 
 
 def _check_device(signature: Signature, device: str) -> None:

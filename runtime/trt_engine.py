@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from draftrt.bundle import write_atomically
 from draftrt.dtypes import BY_NAME
+from draftrt.durable import write_atomically
 from draftrt.errors import BackendError, BundleError
 from draftrt.runtime.backend import fed_signature
 from draftrt.signature import DimRange, Signature, TensorSpec

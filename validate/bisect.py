@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftrt.bundle import Bundle
+from draftrt.bundle import Bundle, Verify
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.bisect_graph import Graph
 from draftrt.validate.bisect_run import reference_rounds
@@ -101,7 +101,7 @@ def bisect_bundle(
         BackendError: a package is missing, or ONNX Runtime refuses the graph.
         DraftrtError: bundle or checkpoint cannot be read.
     """
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, verify=Verify.ALL)
     entry = bundle.graph("draft")
     require("onnx", "onnxruntime")
     from draftrt.export.manifest_graphs import compare_with_facts

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.manifest import GraphEntry
+from draftrt.onnx_runtime import load_onnxruntime
 from draftrt.runtime.ort import AS_WRITTEN, QUANTISED_PRODUCTS
 from draftrt.spec import Precision
 from draftrt.validate.bisect_graph import Graph
@@ -120,8 +121,8 @@ class MarkedGraph:
 
     def _open(self, names: Iterable[str]) -> Any:
         import onnx
-        import onnxruntime
 
+        onnxruntime = load_onnxruntime()
         model = onnx.ModelProto()
         model.CopyFrom(self._graph.model)
         there = {*self._graph.output_names, *self._graph.input_names}

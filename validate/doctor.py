@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from draftrt.bundle import Bundle
+from draftrt.bundle import Bundle, Verify
 from draftrt.runtime.load import find_target, load
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.prompt_files import read_prompts
@@ -151,7 +151,7 @@ def examine(
     """
     from draftrt.export.reference import module_from_bundle
 
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, verify=Verify.ALL)
     spec, lines = bundle.drafter(), read_prompts(prompts, options.num_prompts)
     if options.target is not None:
         find_target(bundle, options.target)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.bundle import Bundle, PlanEntry
+from draftrt.bundle import Bundle, PlanEntry, Verify
 from draftrt.engines.build import build_plan
 from draftrt.engines.capabilities import Backend, request_findings
 from draftrt.engines.environment import backend_version
@@ -219,8 +219,7 @@ def check_opens(path: Path) -> int:
         BundleError: a file is not what the manifest says.
         ParityError: a drafted id is outside the target's vocabulary.
     """
-    bundle = Bundle.open(path)
-    bundle.verify_hashes()
+    bundle = Bundle.open(path, verify=Verify.ALL)
     spec = bundle.drafter()
     with open_graph(bundle) as session:
         feeds: dict[str, NDArray[Any]] = {

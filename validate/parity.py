@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftrt.backends import BACKENDS, ONNXRUNTIME
-from draftrt.bundle import Bundle
+from draftrt.bundle import Bundle, Verify
 from draftrt.errors import BackendError
 from draftrt.spec import Precision
 from draftrt.validate.compare import Finding
@@ -103,7 +103,7 @@ def check_parity(
     """
     if backend not in BACKENDS:
         raise BackendError(f"no backend {backend!r}, there is {list(BACKENDS)}")
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, verify=Verify.ALL)
     spec, entry = bundle.drafter(), bundle.graph("draft")
     require("polygraphy")
     from draftrt.export.manifest_graphs import compare_with_facts

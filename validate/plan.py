@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftrt.bundle import MANIFEST, Bundle
+from draftrt.bundle import MANIFEST, Bundle, Verify
 from draftrt.engines.devices import Device
 from draftrt.engines.memory import GraphMemory, bundle_memory, graph_memory, num_steps
 from draftrt.errors import SpecError
@@ -75,7 +75,12 @@ class PairPlan:
 
 
 def plan_pair(
-    draft: Path, target: Path | None, options: ExportOptions, context: int | None = None
+    draft: Path,
+    target: Path | None,
+    options: ExportOptions,
+    context: int | None = None,
+    *,
+    verify: Verify = Verify.REMEMBERED,
 ) -> PairPlan:
     """Plan a pair from its checkpoints, or a bundle that is there.
 
@@ -84,6 +89,7 @@ def plan_pair(
         target: target checkpoint; None with a bundle.
         options: how it would be exported.
         context: tokens the caches are counted for; None: all rows of the caches.
+        verify: how much of a bundle's content is read.
 
     Raises:
         SpecError: a checkpoint without a target, or a bundle with one; more context than rows.
@@ -92,7 +98,7 @@ def plan_pair(
     if (draft / MANIFEST).is_file():
         if target is not None:
             raise SpecError(f"{draft} is a bundle and has its target", hint="leave out --target")
-        return _plan_bundle(Bundle.open(draft), context)
+        return _plan_bundle(Bundle.open(draft, verify=verify), context)
     check_folder(draft)
     if target is None:
         raise SpecError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from draftrt.bundle import MANIFEST
+from draftrt.bundle import MANIFEST, Verify
 from draftrt.engines.devices import DEVICES, find_device
 from draftrt.export.options import MOST_CONTEXT, ExportOptions
 from draftrt.export.places import WeightMode
@@ -17,6 +17,7 @@ from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision
 from draftrt.validate.plan import fitting, plan_pair
 from draftrt.validate.plan_report import as_record, as_text
+from draftrt.verify_cli import no_verify_option
 
 DOES_NOT_FIT = 3
 OF_EXPORTS = (
@@ -65,6 +66,7 @@ OF_EXPORTS = (
     help="Alignment, where the config leaves it open.",
 )
 @ignore_key_option
+@no_verify_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def plan(
@@ -80,6 +82,7 @@ def plan(
     weights: str,
     sample_from_anchor: bool | None,
     ignore_keys: tuple[str, ...],
+    verify: Verify,
     as_json: bool,
 ) -> None:
     """Tell memory, disk and break-even of drafter DRAFT and its target, or of the bundle DRAFT.
@@ -100,7 +103,7 @@ def plan(
     )
     is_all = not names or "all" in names
     devices = list(DEVICES.values()) if is_all else [find_device(name) for name in names]
-    found = plan_pair(draft, target, options, context)
+    found = plan_pair(draft, target, options, context, verify=verify)
     if as_json:
         click.echo(json.dumps(as_record(found, devices), indent=1))
     else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from draftrt.bundle import Bundle
+from draftrt.bundle import Bundle, Verify
 from draftrt.errors import UnsupportedError
 from draftrt.runtime.prompts import Form, Request
 from draftrt.spec import Precision
@@ -103,7 +103,7 @@ def check_ranges(
     """
     from draftrt.export.reference import module_from_bundle
 
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, verify=Verify.ALL)
     entry = bundle.graph("draft")
     if entry.precision is not Precision.FP16:
         raise UnsupportedError(

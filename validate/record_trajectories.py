@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftrt.bundle import write_atomically
+from draftrt.durable import write_atomically
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.runtime.options import DecodeOptions
 from draftrt.validate.module_session import ModuleSession

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftrt.bundle import MANIFEST, Bundle, sha256_of
+from draftrt.bundle import MANIFEST, Bundle, Verify, sha256_of
 from draftrt.codec import to_json
 from draftrt.errors import BundleError
 from draftrt.provenance import command_line, now, tool_versions
@@ -113,8 +113,7 @@ def make_report(
         BackendError: a package for the parity check or the bench is missing.
         FeedError: the caches are too short for the bench.
     """
-    bundle = Bundle.open(path)
-    bundle.verify_hashes()
+    bundle = Bundle.open(path, verify=Verify.ALL)
     found, parity_source = _parity(bundle, parity, report if with_parity else None)
     short = Settings(
         bundle=bundle.path,

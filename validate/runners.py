@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from draftrt.closing import Closing
 from draftrt.errors import BackendError
+from draftrt.onnx_runtime import load_onnxruntime
 from draftrt.runtime.backend import GraphSession
 from draftrt.runtime.ort import AS_WRITTEN, INT8, QUANTISED_PRODUCTS
 from draftrt.signature import Signature, TensorSpec
@@ -166,7 +167,7 @@ def onnxruntime_runner(model: Path | bytes, weights: Path, *, as_run: bool = Fal
         BackendError: polygraphy or onnxruntime is missing.
     """
     require("polygraphy", "onnxruntime")
-    import onnxruntime
+    onnxruntime = load_onnxruntime()
     from polygraphy.backend.onnxrt import OnnxrtRunner
 
     def load() -> Any:
@@ -190,8 +191,7 @@ def onnxruntime_errors(what: Path | str) -> Iterator[None]:
     Raises:
         BackendError: ONNX Runtime refuses the graph, or fails while it runs.
     """
-    import onnxruntime
-
+    onnxruntime = load_onnxruntime()
     kinds = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
     own = tuple(one for one in kinds if isinstance(one, type) and issubclass(one, Exception))
     try:

@@ -98,7 +98,7 @@ def test_a_bundle_without_a_drafter_is_refused(bundle: Path, tmp_path: Path) -> 
     alone = tmp_path / "alone"
     alone.mkdir()
     manifest = Bundle.open(bundle).manifest
-    write_manifest(alone, replace(manifest, drafter=None, files={}))
+    write_manifest(alone, replace(manifest, drafter=None, graphs={}, files={}))
     done = run_cli("bench", alone)
     assert done.exit_code == 1
     assert "holds a target and no drafter" in done.stderr

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from draftrt.bundle import Bundle
+from draftrt.bundle import Bundle, read_manifest
 from draftrt.cli import group
 from draftrt.quantization import parse_quantization
 from draftrt.spec import Precision
@@ -150,8 +150,9 @@ def test_the_tied_head_of_a_target_is_stored_apart_from_its_table(int4: Path) ->
 def test_a_bundle_from_before_quantisation_still_opens(int4: Path, tmp_path: Path) -> None:
     manifest = json.loads((int4 / "manifest.json").read_text())
     assert manifest["graphs"]["draft"].pop("quantization") == {"linear": "int4", "head": "int4"}
-    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "files": {}}))
-    assert Bundle.open(tmp_path).graph().quantization == {}
+    del manifest["checksum"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert read_manifest(tmp_path).graphs["draft"].quantization == {}
 
 
 @pytest.mark.trt

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.bundle import MANIFEST, new_bundle, write_atomically
+from draftrt.bundle import MANIFEST, new_bundle
+from draftrt.durable import write_atomically
 from draftrt.errors import BundleError
 
 

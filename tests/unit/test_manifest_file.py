@@ -16,7 +16,7 @@ from draftrt import __version__
 from draftrt.bundle import Manifest, read_manifest, write_manifest
 from draftrt.cli import group
 from draftrt.errors import BundleError
-from draftrt.manifest import GraphEntry, PlanEntry
+from draftrt.manifest import FileEntry, GraphEntry, PlanEntry
 from draftrt.manifest_file import VERSION
 from draftrt.parts import Precision, RopeLayout, RopeSpec
 from draftrt.signature import DimRange, Signature, TensorSpec
@@ -90,7 +90,9 @@ def manifest() -> Manifest:
         drafter=None,
         target=TargetSpec(**target, sources=sources(TargetSpec)),
         graphs={"target": graph},
-        files={},
+        files={
+            name: FileEntry(bytes=1, sha256="0") for name in ("target.onnx", "target.onnx.data")
+        },
         inputs={},
         tools={"draftrt": __version__},
         command="draftrt export",

@@ -7,13 +7,14 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from onnx import TensorProto
 
-from draftrt.bundle import Bundle
+from draftrt.bundle import Bundle, read_manifest, write_manifest
 from draftrt.engines.build import build_plan
 from draftrt.engines.capabilities import Backend
 from draftrt.engines.options import BuildOptions
@@ -91,8 +92,14 @@ def test_an_input_whose_value_sets_a_shape_is_refused(make_bundle: MakeBundle) -
 
 def test_inputs_that_the_signature_does_not_describe_are_named(make_bundle: MakeBundle) -> None:
     folder = make_bundle()
-    text = (folder / "manifest.json").read_text()
-    (folder / "manifest.json").write_text(text.replace('"target_hidden"', '"features"'))
+    manifest = read_manifest(folder)
+    entry = manifest.graphs["draft"]
+    inputs = tuple(
+        replace(one, name="features") if one.name == "target_hidden" else one
+        for one in entry.signature.inputs
+    )
+    renamed = replace(entry, signature=replace(entry.signature, inputs=inputs))
+    write_manifest(folder, replace(manifest, graphs={"draft": renamed}))
     with pytest.raises(BuildError) as caught:
         build_plan(folder, RTX86)
     assert "input 'target_hidden' is not in the signature" in str(caught.value)

@@ -10,7 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from draftrt.bundle import Bundle, GraphEntry, Manifest, write_manifest
+from draftrt.bundle import (
+    Bundle,
+    GraphEntry,
+    Manifest,
+    hash_files,
+    read_manifest,
+    write_manifest,
+)
 from draftrt.errors import BackendError, BundleError, SpecError
 from draftrt.runtime.load import load, read_stop_ids
 from draftrt.spec import Precision
@@ -28,6 +35,8 @@ def write_bundle(toy: SimpleNamespace, tmp_path: Path) -> WriteBundle:
         if eos is not ...:
             text = json.dumps({"eos_token_id": eos})
             (folder / "tokenizer" / "generation_config.json").write_text(text)
+        (folder / "draft.onnx").write_bytes(b"no graph")
+        (folder / "draft.onnx.data").touch()
         entry = GraphEntry(
             file="draft.onnx",
             data="draft.onnx.data",
@@ -43,7 +52,7 @@ def write_bundle(toy: SimpleNamespace, tmp_path: Path) -> WriteBundle:
                 drafter=toy.spec(),
                 target=toy.target_spec(),
                 graphs={"draft": entry},
-                files={},
+                files=hash_files(folder),
                 inputs={},
                 tools={},
                 command="test",
@@ -108,6 +117,7 @@ def test_a_broken_generation_config_is_named(write_bundle: WriteBundle) -> None:
     folder = write_bundle(eos=1)
     for content in ("{", "[]", '{"eos_token_id": "2"}', '{"eos_token_id": [-1]}'):
         (folder / "tokenizer" / "generation_config.json").write_text(content)
+        write_manifest(folder, replace(read_manifest(folder), files=hash_files(folder)))
         with pytest.raises(
             BundleError, match=r"generation_config\.json: (cannot be read|got|eos_token_id: got)"
         ):
