@@ -29,6 +29,7 @@ class DraftrtError(Exception):
     Attributes:
         message: what went wrong, with the value found and the value expected.
         hint: what the user can do about it; may be empty.
+        findings: what `collect` put together in this error; empty for a single one.
         exit_code: process exit status the command line uses for it.
     """
 
@@ -38,6 +39,7 @@ class DraftrtError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.findings: tuple[DraftrtError, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.message}\n  Hint: {self.hint}" if self.hint else self.message
@@ -100,13 +102,16 @@ class ParityError(DraftrtError):
 def collect(findings: Sequence[DraftrtError]) -> None:
     """Raise all findings as one error, or return when there are none.
 
-    The class is that of the first finding; each keeps its own hint on the line below it.
+    The class is that of the first finding; each keeps its own hint on the line below it. Findings
+    that were put together before are counted one by one, and what is said twice is told once.
 
     Raises:
         DraftrtError: of the first finding's class, if there is any finding.
     """
     if not findings:
         return
+    each = [one for finding in findings for one in (finding.findings or (finding,))]
+    findings = list({(one.message, one.hint): one for one in each}.values())
     if len(findings) == 1:
         raise findings[0]
     lines = [f"{len(findings)} problems found:"]
@@ -114,4 +119,6 @@ def collect(findings: Sequence[DraftrtError]) -> None:
         lines.append(f"  {number}. " + finding.message.replace("\n", "\n     "))
         if finding.hint:
             lines.append(f"     Hint: {finding.hint}")
-    raise type(findings[0])("\n".join(lines))
+    error = type(findings[0])("\n".join(lines))
+    error.findings = tuple(findings)
+    raise error

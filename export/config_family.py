@@ -220,9 +220,9 @@ def refuse_backbones(facts: Facts, body: str, architecture: str) -> None:
     else:
         if model_type in MLA_TYPES:
             refuse("multi-head latent attention (MLA)", f"model_type {model_type!r}")
-    for key in ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"):
-        if facts.raw(f"{body}{key}") not in (None, 0):
-            refuse("a mixture of experts (MoE)", f"{body}{key}")
+    experts = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+    if stated := [f"{body}{key}" for key in experts if facts.raw(f"{body}{key}") not in (None, 0)]:
+        refuse("a mixture of experts (MoE)", ", ".join(stated))
     for key in ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers"):
         if facts.raw(f"{body}{key}") not in (None, False, 0):
             refuse("this layer extension", f"{body}{key}")

@@ -20,7 +20,6 @@ def refuse_unknown(facts: Facts, body: str, ignore: frozenset[str]) -> None:
         body: where the keys of the layers are, empty or ending in a dot.
         ignore: unknown keys the user declares to be without effect.
     """
-    refuse_quantised(facts)
     for key, value in facts.table(body[:-1]).items() if body else ():
         if facts.config.get(key) == value:  # some exporters repeat the layers' keys at the top
             facts.raw(key)
@@ -88,33 +87,4 @@ def _check_ignored(
                 f"this version does not know, which are {choices or 'none'}",
                 hint="what is read cannot be ignored, and what is not there need not be",
             )
-        )
-
-
-def refuse_quantised(facts: Facts, body: str = "") -> None:
-    """Add a finding for every statement that weights are stored quantised.
-
-    Args:
-        facts: the config.
-        body: where the keys of the layers are, looked at beside the top.
-    """
-    quantised = [
-        scope + key
-        for scope in dict.fromkeys(("", body))
-        for key in ("quantization_config", "quantization", "compression_config", "hf_quant_config")
-        if facts.raw(scope + key) is not None
-    ]
-    stated: list[object] = []
-    for key in quantised:
-        table = facts.table(key)
-        if table in stated:  # mlx writes the same table under two names
-            continue
-        stated.append(table)
-        method = (
-            table.get("quant_method") or table.get("quant_algo") or table.get("format") or "unnamed"
-        )
-        facts.error(
-            f"{key}: quantised weights ({method}) are not supported",
-            "take the publisher's bf16 checkpoint",
-            unsupported=True,
         )

@@ -10,11 +10,12 @@ from draftrt.export.checkpoint_folder import CONFIG, read_config
 from draftrt.export.choices import ACTIVATIONS
 from draftrt.export.config_attention import FULL, SLIDING
 from draftrt.export.config_rope import read_rope
-from draftrt.export.config_unknown import refuse_keys, refuse_quantised
+from draftrt.export.config_unknown import refuse_keys
 from draftrt.export.decoder_keys import refuse_switched_on
 from draftrt.export.facts import Facts
 from draftrt.export.gemma4_config import WRAPPER, read_gemma4, unknown_keys
 from draftrt.export.harmless import HARMLESS
+from draftrt.export.stored_quantised import refuse_quantised
 from draftrt.export.target import Target
 from draftrt.json_file import shown
 from draftrt.spec import DecoderSpec

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.dtypes import FLOATS
-from draftrt.errors import CheckpointError, DraftrtError, SpecError, UnsupportedError, collect
+from draftrt.errors import DraftrtError, SpecError, UnsupportedError, collect
 from draftrt.export.borrowed import read_borrowed
 from draftrt.export.checkpoint_folder import open_checkpoint
+from draftrt.export.claims import claim
 from draftrt.export.config import ConfigFacts, read_config
 from draftrt.export.facts import Facts
-from draftrt.export.shapes import tensor_shapes
-from draftrt.export.target import EMBED, HEAD, Target
-from draftrt.export.tensor_names import Canonical, canonicalise, cut_fused
+from draftrt.export.stored_quantised import refuse_quantised
+from draftrt.export.target import Target
+from draftrt.export.tensor_names import Canonical, canonicalise
 from draftrt.export.tensor_ref import TensorRef
 from draftrt.export.vocabulary import read_vocabulary
-from draftrt.spec import DrafterSpec, Family, TableSource, VocabMap
+from draftrt.spec import DrafterSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def load_drafter(
             )
         )
     names = canonicalise(refs)
+    refuse_quantised(facts, "transformer_layer_config.", refs)
     shapes = {name: ref.shape for name, ref in names.tensors.items()}
     fusion = names.tensors.get("fc.weight")
     config = read_config(
@@ -87,10 +89,28 @@ def load_drafter(
         findings += _check_target(spec, target)
     tensors: dict[str, TensorRef] = {}
     if spec is not None and refs:
-        tensors = _check_tensors(spec, names, target, folder)
+        tensors = claim(spec, names, target, folder)
+    findings += _refused(names, findings)
     collect([*findings, *names.findings])
     assert spec is not None
     return LoadedDrafter(spec, tensors, names.original, names.ignored, folder, target)
+
+
+def _refused(names: Canonical, said: list[DraftrtError]) -> list[DraftrtError]:
+    """One finding for each thing that tensors show and that is not supported.
+
+    What the config's findings have said already is not said again.
+    """
+    told = " ".join(finding.message for finding in said)
+    return [
+        UnsupportedError(
+            f"tensor {found[0]!r}{f' and {len(found) - 1} more' if len(found) > 1 else ''}: {what} "
+            "is not supported",
+            hint="dropping it would give another model; use the publisher's own runtime",
+        )
+        for what, found in names.refused.items()
+        if f"{what} is not supported" not in told
+    ]
 
 
 def _assemble(
@@ -136,105 +156,3 @@ def _check_target(spec: DrafterSpec, target: Target) -> list[DraftrtError]:
             )
         )
     return findings
-
-
-def _check_tensors(
-    spec: DrafterSpec, names: Canonical, target: Target | None, folder: Path
-) -> dict[str, TensorRef]:
-    """Claim every tensor the spec asks for; missing, left over or ill-shaped is a finding."""
-    wanted = tensor_shapes(spec)
-    cut_fused(names, {name: shape[0] for name, shape in wanted.items()})
-    tables = {} if target is None else dict(target.tables)
-    _tie(spec, names)
-    borrowed = {
-        name
-        for name, source in ((EMBED, spec.embed_source), (HEAD, spec.head_source))
-        if source.value == "target"
-    }
-    claimed: dict[str, TensorRef] = {}
-    missing = []
-    for name, shape in wanted.items():
-        ref = tables.get(name) if name in borrowed else names.tensors.get(name)
-        if ref is None and name in borrowed and target is None:
-            continue
-        if ref is None:
-            missing.append(f"{name} {list(shape)}")
-            continue
-        if name == HEAD and name in borrowed and ref.shape[0] > shape[0]:
-            ref = ref.rows(0, shape[0])
-        claimed[name] = _checked(ref, name, shape, names)
-    left_out = _left_out(spec)
-    names.ignored |= {
-        names.original[name]: why for name, why in left_out.items() if name in names.tensors
-    }
-    unclaimed = sorted(set(names.tensors) - set(wanted) - set(left_out))
-    if missing:
-        names.findings.append(
-            CheckpointError(
-                f"{folder}: tensors missing: {_some(missing)}",
-                hint="the checkpoint is incomplete, or its config describes another model",
-            )
-        )
-    if unclaimed:
-        left = [f"{names.original[name]} {list(names.tensors[name].shape)}" for name in unclaimed]
-        names.findings.append(
-            CheckpointError(
-                f"{folder}: tensors nothing asks for: {_some(left)}",
-                hint="they would change the answer in the publisher's code; the config "
-                "does not describe them",
-            )
-        )
-    return claimed
-
-
-def _tie(spec: DrafterSpec, names: Canonical) -> None:
-    """Let a head that is the drafter's own embedding be found under its name."""
-    if spec.head_source is TableSource.DRAFT and HEAD not in names.tensors:
-        names.tensors[HEAD] = names.tensors[EMBED]
-        names.original[HEAD] = names.original[EMBED]
-
-
-def _checked(ref: TensorRef, name: str, shape: tuple[int, ...], names: Canonical) -> TensorRef:
-    fits = len(ref.shape) == len(shape) and all(
-        want in (-1, have) for want, have in zip(shape, ref.shape, strict=True)
-    )
-    if not fits:
-        cause = ""
-        if name == "fc.weight":
-            cause = (
-                "columns of fc are taps x target hidden size: taps, target_hidden_size and the "
-                "tensor disagree"
-            )
-        names.findings.append(
-            CheckpointError(
-                f"tensor {ref.name!r}: got shape {list(ref.shape)}, expected {list(shape)}".replace(
-                    "-1", "any"
-                ),
-                hint=cause,
-            )
-        )
-    integer = name == "d2t"
-    if (ref.dtype not in ("int64", "int32")) if integer else (ref.dtype not in FLOATS):
-        names.findings.append(
-            CheckpointError(
-                f"tensor {ref.name!r}: got {ref.dtype}, expected "
-                f"{'int64' if integer else 'a 16- or 32-bit float'}"
-            )
-        )
-    return ref
-
-
-def _left_out(spec: DrafterSpec) -> dict[str, str]:
-    """Tensors under a canonical name that an answer does not need, with the reason."""
-    reasons = {"t2d": "says what d2t says"}
-    if spec.vocab_map is VocabMap.IDENTITY:
-        reasons["d2t"] = "maps every id to itself"
-    if spec.family is Family.DSPARK:
-        reasons["mask_embedding"] = "a placeholder in DSpark checkpoints"
-    return reasons
-
-
-def _some(items: list[str], limit: int = 8) -> str:
-    return ", ".join(items[:limit]) + (
-        f" and {len(items) - limit} more" if len(items) > limit else ""
-    )

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from draftrt.dtypes import FLOATS
-from draftrt.errors import CheckpointError, DraftrtError, UnsupportedError
+from draftrt.errors import CheckpointError, DraftrtError
 from draftrt.export.tensor_ref import TensorRef
 
 RENAMES: tuple[tuple[str, str, str], ...] = (
@@ -43,13 +42,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (r"\.mlp\.(experts|gate\.weight|router|shared_expert)", "a mixture of experts (MoE)"),
     (r"\.linear_attn\.|\.kda\.|\.mamba\.", "linear-attention layers"),
 )
-QUANTISED: tuple[tuple[str, str], ...] = (
-    (r"weight_scale_2$|weight_global_scale$", "NVFP4"),
-    (r"(qzeros|g_idx)$", "GPTQ or AWQ"),
-    (r"qweight$", "GPTQ or AWQ"),
-    (r"(weight_packed|weight_shape)$", "compressed-tensors (packed)"),
-    (r"weight_scale(_inv)?$|input_scale$", "FP8"),
-)
 FUSED = (
     (
         re.compile(r"^(layers\.\d+\.self_attn)\.qkv_proj\.(weight|bias)$"),
@@ -68,13 +60,15 @@ class Canonical:
         fused: canonical name to (tensor, part names) still to be cut by row.
         original: canonical name to the checkpoint's own.
         ignored: names left out on purpose, with the reason.
-        findings: refusals and clashes.
+        refused: what is not supported, with the names that show it.
+        findings: clashes.
     """
 
     tensors: dict[str, TensorRef] = field(default_factory=dict)
     fused: dict[str, tuple[TensorRef, tuple[str, ...]]] = field(default_factory=dict)
     original: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, list[str]] = field(default_factory=dict)
     findings: list[DraftrtError] = field(default_factory=list)
 
 
@@ -89,9 +83,6 @@ def canonical_name(name: str) -> str:
 def canonicalise(refs: Mapping[str, TensorRef]) -> Canonical:
     """Rename, ignore or refuse every tensor of a drafter's checkpoint."""
     out = Canonical()
-    quantised = _quantised(refs)
-    if quantised:
-        out.findings.append(quantised)
     for original, ref in refs.items():
         name = canonical_name(original)
         reason = next((why for pattern, why in IGNORED if re.search(pattern, name)), None)
@@ -99,12 +90,7 @@ def canonicalise(refs: Mapping[str, TensorRef]) -> Canonical:
         if reason is not None:
             out.ignored[original] = reason
         elif refused is not None:
-            out.findings.append(
-                UnsupportedError(
-                    f"tensor {original!r}: {refused} is not supported",
-                    hint="dropping it would give another model; use the publisher's own runtime",
-                )
-            )
+            out.refused.setdefault(refused, []).append(original)
         elif name in out.tensors or name in out.fused:
             out.findings.append(
                 CheckpointError(
@@ -127,40 +113,17 @@ def _place(out: Canonical, name: str, ref: TensorRef) -> None:
     out.tensors[name] = ref
 
 
-def _quantised(refs: Mapping[str, TensorRef]) -> DraftrtError | None:
-    layouts: dict[str, str] = {}
-    for name in refs:
-        layout = next((layout for pattern, layout in QUANTISED if re.search(pattern, name)), None)
-        if layout is not None:
-            layouts.setdefault(layout, name)
-    packed = [
-        name
-        for name, ref in refs.items()
-        if name.endswith("weight") and ref.dtype not in (*FLOATS, "float64")
-    ]
-    if packed and not layouts:
-        layouts[f"dtype {refs[packed[0]].dtype}"] = packed[0]
-    if not layouts:
-        return None
-    order = [
-        layout
-        for layout in ("NVFP4", "GPTQ or AWQ", "compressed-tensors (packed)", "FP8")
-        if layout in layouts
-    ]
-    layout = order[0] if order else next(iter(layouts))
-    return UnsupportedError(
-        f"quantised weights ({layout}, e.g. {layouts[layout]!r}) are not supported",
-        hint="take the publisher's bf16 checkpoint; draftrt quantises graphs itself",
-    )
-
-
-def cut_fused(names: Canonical, rows_of: Mapping[str, int]) -> None:
+def cut_fused(names: Canonical, rows_of: Mapping[str, int]) -> set[str]:
     """Cut fused tensors into their parts by rows, in the order q, k, v or gate, up.
 
     Args:
         names: gets the parts among its tensors and a finding where the rows do not add up.
         rows_of: canonical part name to its rows.
+
+    Returns:
+        Parts that could not be cut.
     """
+    uncut: set[str] = set()
     for fused, (ref, parts) in names.fused.items():
         sizes = [rows_of.get(part, 0) for part in parts]
         if not ref.shape or sum(sizes) != ref.shape[0] or 0 in sizes:
@@ -170,6 +133,7 @@ def cut_fused(names: Canonical, rows_of: Mapping[str, int]) -> None:
                     f"{sum(sizes)} rows ({' + '.join(map(str, sizes))})"
                 )
             )
+            uncut.update(parts)
             continue
         start = 0
         for part, size in zip(parts, sizes, strict=True):
@@ -177,3 +141,4 @@ def cut_fused(names: Canonical, rows_of: Mapping[str, int]) -> None:
             names.original[part] = f"{names.original[fused]} rows {start}..{start + size - 1}"
             start += size
     names.fused.clear()
+    return uncut

@@ -21,6 +21,7 @@ from draftrt.export.facts import Facts
 from draftrt.export.load import load_drafter
 from draftrt.export.meaning import TOPICS
 from draftrt.export.shapes import tensor_shapes
+from draftrt.export.stored_quantised import QUANTISED
 from draftrt.spec import Backbone
 from draftrt.validate.toy_formats import drafter_arrays, drafter_config
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter
@@ -204,7 +205,7 @@ def refused_rows() -> Iterator[list[str]]:
 
     for pattern, what in tensor_names.REFUSED:
         yield [shown(pattern), what]
-    for pattern, what in tensor_names.QUANTISED:
+    for pattern, what in QUANTISED:
         yield [shown(pattern), f"quantised: {what}"]
 
 

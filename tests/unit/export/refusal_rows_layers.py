@@ -191,7 +191,7 @@ ATTENTION_ROWS = [
         "head_dim absent",
         ZLAB,
         Lost,
-        "q_norm.weight': got shape [16], expected [128]",
+        "head_dim: got 128 (default 128 of Qwen3Config), but 12 tensors",
         config={"head_dim": REMOVED},
     ),
     refuse(

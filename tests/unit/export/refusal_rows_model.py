@@ -237,8 +237,9 @@ QUANTISED_ROWS = [
         "NVFP4",
         DSPARK,
         No,
-        "quantised weights (NVFP4, e.g.",
-        "bf16 checkpoint",
+        "quantised weights (NVFP4) are",
+        "weight_scale_2",
+        "unquantised checkpoint (bf16)",
         extra={
             f"{LAYER}.q_proj.weight_scale": zeros(4),
             f"{LAYER}.q_proj.weight_scale_2": zeros(1),
@@ -248,7 +249,7 @@ QUANTISED_ROWS = [
         "FP8",
         DSPARK,
         No,
-        "quantised weights (FP8, e.g.",
+        "quantised weights (FP8) are",
         extra={f"{LAYER}.q_proj.weight_scale_inv": zeros(4)},
     ),
     refuse(
@@ -266,7 +267,7 @@ QUANTISED_ROWS = [
         ZLAB,
         No,
         "quantised weights (awq) are not supported",
-        "AWQ, e.g.",
+        "quantization_config, tensor 'layers.0.self_attn.q_proj.qzeros'",
         extra={
             f"{LAYER}.q_proj.qweight": zeros(4, 4, dtype="int32"),
             f"{LAYER}.q_proj.qzeros": zeros(4, 4, dtype="int32"),
