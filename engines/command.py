@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from draftrt.bundle import Bundle
 from draftrt.codec import to_json
 from draftrt.engines.build import BuildResult, build_plan
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.devices import Device, find_device
 from draftrt.engines.memory import check_fits
 from draftrt.engines.options import BuildOptions
-from draftrt.errors import SpecError
+from draftrt.engines.pair import ALL, GRAPHS, chosen_graphs, next_lines
+from draftrt.errors import ChoiceError, SpecError
 from draftrt.number_cli import FiniteRange
-from draftrt.quantization import DRAFT, TARGET
 from draftrt.signature import DimRange
 
 _VALID_SMS = "; ".join(
@@ -81,10 +83,10 @@ def parse_dimensions(
 )
 @click.option(
     "--graph",
-    type=click.Choice([DRAFT, TARGET]),
-    default=DRAFT,
+    type=click.Choice(GRAPHS),
+    default=ALL,
     show_default=True,
-    help="Graph of the bundle.",
+    help="Graphs of the bundle to build: the drafter's, the target's, or both.",
 )
 @click.option(
     "--dim",
@@ -119,9 +121,7 @@ def parse_dimensions(
     "--ignore-memory", is_flag=True, help="Build what does not fit here or on the device."
 )
 @click.option("--force", is_flag=True, help="Build even if the same plan is there.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the plan's record as JSON; with --per-sm a list."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print the plans' records as a JSON list.")
 def build(
     bundle: Path,
     backend: str,
@@ -137,40 +137,64 @@ def build(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Build a TensorRT plan from a graph of BUNDLE; TensorRT-RTX needs no GPU for it.
+    """Build TensorRT plans from the graphs of BUNDLE; TensorRT-RTX needs no GPU for it.
 
-    The plan is not loaded or run: that takes a GPU it was built for.
+    No plan is loaded or run: that takes a GPU it was built for.
     """
     device = None if device_name is None else find_device(device_name)
     asked_by = "" if device is None or sms else device.name
     options = BuildOptions(
         backend=Backend(backend),
         sms=_chosen_sms(Backend(backend), sms, device),
-        graph=graph,
-        dimensions=dimensions,
         device=asked_by,
         workspace_bytes=None if workspace is None else workspace * 2**20,
         strip=strip,
         timeout_s=timeout,
     )
+    opened = Bundle.open(bundle)
+    names = chosen_graphs(opened, graph)
+    ranges = _ranges(opened, names, dimensions)
     results = []
-    for wanted in [(sm,) for sm in options.sms] if per_sm else [options.sms]:
-        results.append(
-            build_plan(
-                bundle,
-                replace(options, sms=wanted),
-                force=force,
-                on_tick=_show_elapsed,
-                check=None if ignore_memory else lambda opened: check_fits(opened, graph, device),
+    for index, name in enumerate(names):
+        check = None if ignore_memory else _fits(names[index:], device)
+        for wanted in [(sm,) for sm in options.sms] if per_sm else [options.sms]:
+            chosen = replace(options, sms=wanted, graph=name, dimensions=ranges[name])
+            results.append(
+                build_plan(bundle, chosen, force=force, on_tick=_show_elapsed, check=check)
             )
-        )
-        if sys.stderr.isatty():
-            click.echo("\r\033[K", nl=False, err=True)
-        if not as_json:
-            click.echo(as_text(results[-1]))
+            if sys.stderr.isatty():
+                click.echo("\r\033[K", nl=False, err=True)
+            if not as_json:
+                click.echo(as_text(results[-1]))
     if as_json:
-        records = [as_record(result) for result in results]
-        click.echo(json.dumps(records if per_sm else records[0], indent=1))
+        click.echo(json.dumps([as_record(result) for result in results], indent=1))
+    else:
+        click.echo("\n".join(next_lines(results[-1].bundle, options.backend, options.sms)))
+
+
+def _fits(names: Sequence[str], device: Device | None) -> Callable[[Bundle], None]:
+    """Return what refuses the builds still to be done where one does not fit."""
+    return lambda bundle: check_fits(bundle, names, device)
+
+
+def _ranges(
+    bundle: Bundle, names: Sequence[str], dimensions: Mapping[str, DimRange]
+) -> dict[str, dict[str, DimRange]]:
+    """Return the sizes to narrow of each graph; a size belongs to the graphs that have it."""
+    known = {name: bundle.graph(name).signature.dimensions for name in names}
+    ranges = {
+        name: {size: span for size, span in dimensions.items() if size in has}
+        for name, has in known.items()
+    }
+    strange = sorted(size for size in dimensions if not any(size in has for has in known.values()))
+    if strange:
+        there = "; ".join(f"{name}: {sorted(has)}" for name, has in known.items())
+        raise ChoiceError(
+            f"no dimension {', '.join(map(repr, strange))} in the graphs' signatures, there are "
+            f"{there}",
+            hint="leave it out, or name one of those with --dim",
+        )
+    return ranges
 
 
 def _chosen_sms(

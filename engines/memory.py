@@ -8,7 +8,7 @@ a device was not measured: it is taken as what a call reads and returns, twice, 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,27 +110,28 @@ def _entry_memory(bundle: Bundle, entry: GraphEntry, context: int | None) -> Gra
     return graph_memory(weights, read, entry.signature, entry.max_context, context, steps)
 
 
-def check_fits(bundle: Bundle, graph: str, device: Device | None) -> None:
-    """Refuse a build whose plan this machine cannot make or the device cannot run.
+def check_fits(bundle: Bundle, graphs: Sequence[str], device: Device | None) -> None:
+    """Refuse builds whose plans this machine cannot make or the device cannot run.
 
     Args:
         bundle: the bundle.
-        graph: the graph to build.
+        graphs: the graphs to build, one after the other.
         device: what is to run the graphs of the bundle, all at once; None for anything.
 
     Raises:
         BuildError: with the numbers, everything that does not fit.
     """
     memory = bundle_memory(bundle)
-    wanted, total = memory[graph], _total_memory()
-    problems = []
-    if wanted.build > total:
-        problems.append(
-            f"the build takes about {_gb(wanted.build)}, this machine has {_gb(total)} of memory"
-        )
+    wanted, total = {name: memory[name] for name in graphs}, _total_memory()
+    problems = [
+        f"the build of {name} takes about {_gb(one.build)}, this machine has {_gb(total)} of memory"
+        for name, one in wanted.items()
+        if one.build > total
+    ]
     free = shutil.disk_usage(bundle.path).free
-    if wanted.plan > free:
-        problems.append(f"the plan takes about {_gb(wanted.plan)}, the disk has {_gb(free)} left")
+    if (size := sum(one.plan for one in wanted.values())) > free:
+        what = "the plan takes" if len(wanted) == 1 else "the plans take"
+        problems.append(f"{what} about {_gb(size)}, the disk has {_gb(free)} left")
     if device is not None and not fits(memory.values(), device):
         needs = ", ".join(f"{name} {_gb(one.device)}" for name, one in memory.items())
         problems.append(
@@ -139,9 +140,9 @@ def check_fits(bundle: Bundle, graph: str, device: Device | None) -> None:
         )
     if problems:
         raise BuildError(
-            f"graph {graph!r} does not fit: " + "; ".join(problems),
+            f"{' and '.join(wanted)}: does not fit: " + "; ".join(problems),
             hint="`draftrt plan` shows what fits where; a smaller --max-context or --quantize int4 "
-            "at export takes less; --ignore-memory builds anyway",
+            "at export takes less; `draftrt build --ignore-memory` builds anyway",
         )
 
 

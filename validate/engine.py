@@ -7,9 +7,9 @@ its own error; what earlier steps finished stays where it is.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -21,7 +21,9 @@ from draftrt.bundle import Bundle, PlanEntry, Verify
 from draftrt.engines.build import build_plan
 from draftrt.engines.capabilities import Backend, request_findings
 from draftrt.engines.environment import backend_version
+from draftrt.engines.memory import check_fits
 from draftrt.engines.options import BuildOptions
+from draftrt.engines.pair import ALL, chosen_graphs, next_lines
 from draftrt.errors import ParityError, collect
 from draftrt.quantization import DRAFT, Quantization, describe
 from draftrt.runtime.chat import ChatTemplate
@@ -50,6 +52,7 @@ class EngineOptions:
         ignore_keys: unknown config keys declared to be without effect; ``target:`` before those of
             the target.
         backend: builder of the plan.
+        graph: which graphs get a plan: ``draft``, ``target``, or all that the bundle has.
         sms: compute capabilities of the plan; empty only for classic TensorRT, which builds for
             the GPU of the machine.
         prompt: what the sample run says to the target.
@@ -62,6 +65,7 @@ class EngineOptions:
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
     ignore_keys: frozenset[str] = frozenset()
     backend: Backend = Backend.TENSORRT_RTX
+    graph: str = ALL
     sms: tuple[int, ...] = DEFAULT_SMS
     prompt: str = DEFAULT_PROMPT
     form: Form = field(default_factory=Form)
@@ -91,18 +95,20 @@ class EngineReport:
     Attributes:
         bundle: its folder.
         bundle_bytes: size of its files without plans.
-        plan: the plan's record.
+        plans: graph name to its plan's record.
         completion: the sample run; None when there was none.
         form: the form of its prompt, in words.
         steps: finished steps in order.
+        next_lines: the command that runs the bundle on its device, or what is left to do before.
     """
 
     bundle: Path
     bundle_bytes: int = 0
-    plan: PlanEntry | None = None
+    plans: dict[str, PlanEntry] = field(default_factory=dict)
     completion: Completion | None = None
     form: str = ""
     steps: list[Step] = field(default_factory=list)
+    next_lines: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data."""
@@ -110,8 +116,11 @@ class EngineReport:
         return {
             "bundle": str(self.bundle),
             "bundle_bytes": self.bundle_bytes,
-            "plan": None if self.plan is None else str(self.bundle / self.plan.file),
-            "plan_bytes": None if self.plan is None else self.plan.size_bytes,
+            "plans": {
+                name: {"file": str(self.bundle / plan.file), "bytes": plan.size_bytes}
+                for name, plan in self.plans.items()
+            },
+            "next": " ".join(line.strip() for line in self.next_lines),
             "form": None if done is None else self.form,
             "text": None if done is None else done.text,
             "acceptance_length": None if done is None else done.stats.acceptance_length,
@@ -129,7 +138,7 @@ def make_engine(
     options: EngineOptions,
     report: Callable[[str], None] = lambda line: None,
 ) -> EngineReport:
-    """Take a drafter and its target to a bundle with a plan, checked and tried.
+    """Take a drafter and its target to a bundle with plans, checked and tried.
 
     Args:
         draft: drafter checkpoint.
@@ -173,7 +182,8 @@ def make_engine(
         _say_bundle,
     )
     made.bundle_bytes = _size(bundle)
-    made.plan = step("plan", lambda: _build(out, options), _say_plan)
+    made.plans = step("plans", lambda: _build(out, options), _say_plans)
+    made.next_lines = next_lines(Bundle.open(out), options.backend, options.sms)
     with _on_cpu(draft, target, out, options, report) as checked:
         step("onnxruntime", lambda: check_opens(checked), lambda count: f"{count} drafts a round")
         step("parity", lambda: _parity(out), _say_parity)
@@ -280,8 +290,13 @@ def _on_cpu(
         yield export_bundle(draft, target, Path(name) / "bundle", options, report)
 
 
-def _build(out: Path, options: EngineOptions) -> PlanEntry:
-    return build_plan(out, BuildOptions(backend=options.backend, sms=options.sms)).entry
+def _build(out: Path, options: EngineOptions) -> dict[str, PlanEntry]:
+    """Build the plans of the chosen graphs, one after the other, once all are known to fit."""
+    bundle = Bundle.open(out)
+    names = chosen_graphs(bundle, options.graph)
+    check_fits(bundle, names, None)
+    chosen = BuildOptions(backend=options.backend, sms=options.sms)
+    return {name: build_plan(out, replace(chosen, graph=name)).entry for name in names}
 
 
 def _parity(path: Path) -> PairReport:
@@ -316,9 +331,11 @@ def _say_bundle(bundle: Bundle) -> str:
     return ", ".join([*filter(None, kinds), f"{_size(bundle) / 1e6:.1f} MB"])
 
 
-def _say_plan(plan: PlanEntry) -> str:
-    sms = ", ".join(str(sm) for sm in plan.sms)
-    return f"{plan.backend} {plan.backend_version}, SM {sms}, {plan.size_bytes / 1e6:.1f} MB"
+def _say_plans(plans: dict[str, PlanEntry]) -> str:
+    first = next(iter(plans.values()))
+    sms = ", ".join(str(sm) for sm in first.sms)
+    sizes = ", ".join(f"{name} {plan.size_bytes / 1e6:.1f} MB" for name, plan in plans.items())
+    return f"{first.backend} {first.backend_version}, SM {sms}, {sizes}"
 
 
 def _say_parity(found: PairReport) -> str:

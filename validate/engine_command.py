@@ -9,6 +9,7 @@ import click
 
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.command import parse_sms
+from draftrt.engines.pair import ALL, GRAPHS
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.output_cli import OutputFolder, check_replaced
 from draftrt.printable import printable
@@ -66,6 +67,13 @@ TEXT_LINES = 6
     help="Builder of the plan.",
 )
 @click.option(
+    "--graph",
+    type=click.Choice(GRAPHS),
+    default=ALL,
+    show_default=True,
+    help="Graphs that get a plan: the drafter's, the target's, or both.",
+)
+@click.option(
     "--prompt",
     default=DEFAULT_PROMPT,
     show_default=True,
@@ -89,6 +97,7 @@ def engine(
     ignore_keys: tuple[str, ...],
     sms: tuple[int, ...] | None,
     backend: str,
+    graph: str,
     prompt: str,
     form: Form,
     with_run: bool,
@@ -106,6 +115,7 @@ def engine(
         quantization=quantization,
         ignore_keys=frozenset(ignore_keys),
         backend=chosen,
+        graph=graph,
         sms=sms if sms is not None else (() if FACTS[chosen].needs_gpu else DEFAULT_SMS),
         prompt=prompt,
         form=form,
@@ -124,11 +134,11 @@ def as_text(made: EngineReport, prompt: str) -> list[str]:
     rows += [[one.name, f"{one.seconds:.1f}", one.result] for one in made.steps]
     rows.append(["total", f"{sum(one.seconds for one in made.steps):.1f}", ""])
     lines = [*render(rows), "", f"bundle  {made.bundle}  {made.bundle_bytes / 1e6:.1f} MB"]
-    if made.plan is not None:
-        path, size = made.bundle / made.plan.file, made.plan.size_bytes
+    for plan in made.plans.values():
+        path, size = made.bundle / plan.file, plan.size_bytes
         lines.append(f"plan    {path}  {size / 1e6:.1f} MB, not run: that takes its GPU")
     if made.completion is not None:
         between = "" if made.form == PLAIN else "\n\n"
         text = (prompt + between + made.completion.text).split("\n")
         lines += ["", *(f"  {printable(line)[:96]}".rstrip() for line in limited(text, TEXT_LINES))]
-    return lines
+    return [*lines, *(["", *made.next_lines] if made.next_lines else [])]

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.e2e
 
 PAIRS = Path(__file__).resolve().parent.parent / "golden-pairs"
-STEPS = ["export", "plan", "onnxruntime", "parity", "run"]
+STEPS = ["export", "plans", "onnxruntime", "parity", "run"]
 
 
 def engine(draft: Path, target: Path, out: Path, *arguments: str) -> Result:
@@ -35,7 +35,7 @@ def test_a_pair_becomes_a_checked_bundle_with_a_plan_and_a_sample(tmp_path: Path
     done = engine(PAIRS / "tiny-dspark", PAIRS / "tiny-target", out, "--prompt", prompt)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert len(lines) <= 25
+    assert len(lines) <= 28
     assert [line.split()[0] for line in lines[1:7]] == [*STEPS, "total"]
     assert "fp16" in lines[1]
     assert "SM 86, 89, 120" in lines[2]
@@ -45,9 +45,15 @@ def test_a_pair_becomes_a_checked_bundle_with_a_plan_and_a_sample(tmp_path: Path
     assert any(line.strip().startswith(prompt) for line in lines)
     bundle = Bundle.open(out)
     bundle.verify_hashes()
-    (plan,) = bundle.manifest.plans.values()
-    assert plan.sms == (86, 89, 120)
-    assert str(out / plan.file) in done.stdout
+    plans = bundle.manifest.plans.values()
+    assert [plan.graph for plan in plans] == ["draft", "target"]
+    for plan in plans:
+        assert plan.sms == (86, 89, 120)
+        assert str(out / plan.file) in done.stdout
+    assert lines[-2:] == [
+        "on the device:",
+        f"  draftrt run {out} --backend tensorrt-rtx --prompt TEXT",
+    ]
     assert bundle.graph().precision is Precision.FP16
 
 

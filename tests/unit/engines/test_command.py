@@ -32,11 +32,16 @@ def test_a_build_reports_the_plan_and_says_when_it_was_there(make_bundle: MakeBu
     assert f"{plan.stat().st_size / 1e6:.1f} MB" in first.stdout
     assert "1 of 1 layers have no fused kernel" in first.stdout
     assert "not run" in first.stdout
+    assert first.stdout.splitlines()[-2:] == [
+        "no target graph: the target runs through the Hugging Face port, in PyTorch:",
+        f"  draftrt run {folder} --backend tensorrt-rtx --device cuda --target FOLDER "
+        "--prompt TEXT",
+    ]
 
     options = ("--sm", "120, 89,86", "--workspace", 256, "--dim", "T=1:4:32", "--json")
     again = draftrt("build", folder, *options)
     assert again.exit_code == 0
-    record = json.loads(again.stdout)
+    (record,) = json.loads(again.stdout)
     assert record["is_cached"] is True
     assert record["num_decomposed"] is None
     assert record["sms"] == [86, 89, 120]
@@ -65,7 +70,7 @@ def test_a_build_reports_the_plan_and_says_when_it_was_there(make_bundle: MakeBu
         (["--sm", "86", "--dim", "T=4:2:8"], 2, "1 <= min <= opt <= max"),
         (["--sm", "86", "--dim", "T=0:2:8"], 2, "1 <= min <= opt <= max"),
         (["--sm", "86", "--dim", "T=1:2:8", "--dim", "T=1:2:4"], 2, "got T twice"),
-        (["--sm", "86", "--graph", "drafter"], 2, "is not one of 'draft', 'target'"),
+        (["--sm", "86", "--graph", "drafter"], 2, "is not one of 'draft', 'target', 'all'"),
         (["--sm", "86", "--timeout", "0"], 2, "--timeout"),
         (["--sm", "86", "--workspace", "0"], 2, "--workspace"),
         (["--sm", "86", "--backend", "cuda"], 2, "tensorrt-rtx"),
@@ -86,7 +91,7 @@ def test_what_is_wrong_is_said_with_its_exit_code(
 def test_an_unknown_dimension_is_refused_with_the_valid_ones(make_bundle: MakeBundle) -> None:
     result = draftrt("build", make_bundle(), "--sm", "86", "--dim", "S=1:1:1")
     assert result.exit_code == 2
-    assert "no dimension 'S' in the graph's signature, it has ['T']" in result.stderr
+    assert "no dimension 'S' in the graphs' signatures, there are draft: ['T']" in result.stderr
 
 
 def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:

@@ -84,10 +84,10 @@ def test_what_does_not_fit_a_device_is_refused_with_the_numbers(
 ) -> None:
     folder = make_bundle(Precision.FP16)
     board = find_device("orin-nano-8gb")
-    check_fits(Bundle.open(folder), "draft", board)
+    check_fits(Bundle.open(folder), ["draft"], board)
     small = dataclasses.replace(board, memory_bytes=2 * 2**30 + 10**6)
     with pytest.raises(BuildError, match=r"orin-nano-8gb has 0\.0 GB of its 2\.1 GB") as caught:
-        check_fits(Bundle.open(folder), "draft", small)
+        check_fits(Bundle.open(folder), ["draft"], small)
     assert "--ignore-memory" in caught.value.hint
 
 
@@ -101,7 +101,11 @@ def test_a_build_that_cannot_fit_is_refused_before_it_begins_unless_told(
     line = ["build", str(folder), "--device", "rtx-4090"]
     refused = CliRunner().invoke(group, line)
     assert refused.exit_code == 1
-    for text in ("the build takes about", "the disk has", "rtx-4090 has 25.0 GB of its 25.8 GB"):
+    for text in (
+        "the build of draft takes about",
+        "the disk has",
+        "rtx-4090 has 25.0 GB of its 25.8 GB",
+    ):
         assert text in refused.stderr
     assert not (folder / "plans").exists()
     told = CliRunner().invoke(group, [*line, "--ignore-memory"], catch_exceptions=False)
