@@ -50,7 +50,7 @@ def inspect(
         return
     if target is None and of_target(ignore_keys):
         raise click.UsageError("got --ignore-key target:... without --target")
-    model = read_target(target) if target is not None else None
+    model = read_target(target, draft=draft) if target is not None else None
     loaded = load_drafter(
         draft, model, sample_from_anchor=sample_from_anchor, ignore_keys=of_draft(ignore_keys)
     )

@@ -17,6 +17,7 @@ from draftrt.export.checkpoint_folder import open_checkpoint
 from draftrt.export.claims import claim
 from draftrt.export.config import ConfigFacts, read_config
 from draftrt.export.facts import Facts
+from draftrt.export.roles import check_roles
 from draftrt.export.stored_quantised import refuse_quantised
 from draftrt.export.target import Target
 from draftrt.export.tensor_names import Canonical, canonicalise
@@ -64,6 +65,7 @@ def load_drafter(
     Raises:
         DraftrtError: every contradiction, missing or unclaimed tensor and refusal found.
     """
+    check_roles(folder, None)
     facts, refs, findings = open_checkpoint(folder)
     if (folder / "mask_embedding.pt").exists():
         findings.append(

@@ -26,6 +26,7 @@ from draftrt.export.target_files import check_target_files, copy_target_files
 from draftrt.export.weight_files import OnTick, WeightFiles, weight_files
 from draftrt.hashing import sample_sha256
 from draftrt.provenance import command_line, now, tool_versions
+from draftrt.quantization import describe
 from draftrt.spec import DecoderSpec
 
 
@@ -50,7 +51,7 @@ def export_bundle(
     Raises:
         DraftrtError: anything wrong with the inputs or the result; nothing is left behind.
     """
-    model = read_target(target)
+    model = read_target(target, draft=draft)
     findings, warnings = check_target_files(target, model.spec)
     loaded = None
     if draft is not None:
@@ -81,6 +82,8 @@ def export_bundle(
         write_manifest(folder, _manifest(model, loaded, decoder, graphs, folder, notes, files))
     Bundle.open(out, verify=Verify.NONE).remember()
     report(f"bundle: {out}")
+    if decoder is not None and loaded is not None:
+        warn_of_quantised_target(options, report)
     if left_out is not None:
         report(f"warning: {say_left_out(left_out)}")
     return out
@@ -101,6 +104,20 @@ def check_quantised(options: ExportOptions, *, has_draft: bool, has_target: bool
                 f"--quantize: got {wishes}, but no {name} graph is exported",
                 hint=f"leave it out, or export the {name}'s graph too",
             )
+
+
+def warn_of_quantised_target(options: ExportOptions, report: Report) -> None:
+    """Tell that a target stored in fewer bits is another model, and how to quantise less."""
+    target, draft = (options.quantization.get(name, {}) for name in ("target", "draft"))
+    if not target:
+        return
+    alone = " ".join(f"--quantize draft:{part.value}={s.value}" for part, s in draft.items())
+    way_out = f"; the drafter alone: {alone}" if alone else ""
+    report(
+        f"warning: the target's weights are quantised too ({describe(target)}): with the drafter "
+        "or without, its text is that of the quantised target and may differ from the original's"
+        f"{way_out}"
+    )
 
 
 def _write_graphs(

@@ -11,6 +11,7 @@ from draftrt.dtypes import FLOATS
 from draftrt.errors import CheckpointError, DraftrtError, collect
 from draftrt.export.checkpoint_folder import open_checkpoint
 from draftrt.export.facts import Facts
+from draftrt.export.roles import check_roles
 from draftrt.export.tensor_ref import TensorRef
 from draftrt.json_file import token_ids
 from draftrt.spec import TargetSpec
@@ -54,12 +55,17 @@ class Target:
     text: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_target(folder: Path) -> Target:
+def read_target(folder: Path, *, draft: Path | None = None) -> Target:
     """Read a target's config and headers.
+
+    Args:
+        folder: its checkpoint.
+        draft: the drafter's folder where one goes with it: swapped ones are told as that.
 
     Raises:
         DraftrtError: config or weights missing or ill-formed; all findings at once.
     """
+    check_roles(draft, folder)
     facts, refs, findings = open_checkpoint(folder)
     tables = _tables(folder, refs, facts, findings) if refs else {}
     spec = read_target_spec(facts, tables)

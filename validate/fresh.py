@@ -94,7 +94,7 @@ def read_fresh(bundle: Bundle, draft: Path, target: Path | None) -> Fresh:
     # An alignment that the config leaves open was stated when the bundle was made.
     stated = spec.sample_from_anchor if _was_stated(spec) else None
     loaded = load_drafter(
-        draft, read_target(find_target(bundle, target)), sample_from_anchor=stated
+        draft, read_target(find_target(bundle, target), draft=draft), sample_from_anchor=stated
     )
     tensors = requantized(
         bundle.file(entry.file),

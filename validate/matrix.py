@@ -214,7 +214,7 @@ def _load(source: Source) -> tuple[LoadedDrafter, GoldenCase | None]:
     if source.case is None:
         assert source.draft is not None
         assert source.target is not None
-        return load_drafter(source.draft, read_target(source.target)), None
+        return load_drafter(source.draft, read_target(source.target, draft=source.draft)), None
     case = read_case(source.case, source.draft)
     return load_drafter(case.draft, case_target(case, source.target)), case
 

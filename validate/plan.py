@@ -133,7 +133,7 @@ def _plan_bundle(bundle: Bundle, context: int | None) -> PairPlan:
 def _plan_checkpoints(
     draft: Path, target: Path, options: ExportOptions, context: int | None
 ) -> PairPlan:
-    model = read_target(target)
+    model = read_target(target, draft=draft)
     loaded = load_drafter(
         draft,
         model,

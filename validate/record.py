@@ -90,7 +90,7 @@ def record_case(
         raise RecordError(
             f"{out} exists", hint="choose another -o folder; records are not replaced"
         )
-    loaded = load_drafter(draft, read_target(target))
+    loaded = load_drafter(draft, read_target(target, draft=draft))
     tables = borrowed_tables(loaded)
     files = _files(loaded)
     size = sum(path.stat().st_size for path in files) + sum(

@@ -87,7 +87,7 @@ def _rows(
     from draftrt.runtime.prompts import asked, room_problem
     from draftrt.runtime.text import load_tokenizer
 
-    loaded = load_drafter(draft, read_target(target))
+    loaded = load_drafter(draft, read_target(target, draft=draft))
     tokenizer = load_tokenizer(target)
     prompts = [(text, list(tokenizer.encode(text).ids)) for text in options.prompts]
     longest = max(len(ids) for _, ids in prompts)

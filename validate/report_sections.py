@@ -136,6 +136,7 @@ def _bundle(report: Report) -> Section:
     if manifest.plans:
         rows = [
             [
+                one.graph,
                 one.file,
                 f"{one.backend} {one.backend_version}",
                 ", ".join(map(str, one.sms)) or "this machine's",
@@ -145,7 +146,7 @@ def _bundle(report: Report) -> Section:
             ]
             for one in manifest.plans.values()
         ]
-        head = ["plan", "built by", "SM", "size", "build, s", "peak memory"]
+        head = ["graph", "plan", "built by", "SM", "size", "build, s", "peak memory"]
         tables.append(Table(head=head, rows=rows, title="Plans"))
     files = [
         [name, readable(one.bytes), one.sha256] for name, one in sorted(manifest.files.items())

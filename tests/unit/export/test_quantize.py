@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from draftrt.errors import CheckpointError, UnsupportedError
+from draftrt.export.options import ExportOptions
+from draftrt.export.pipeline import warn_of_quantised_target
 from draftrt.export.quantize import DIVISORS, dequantize, quantize_rows
-from draftrt.quantization import Scheme
+from draftrt.quantization import Scheme, parse_quantization
 
 Floats = NDArray[np.float64]
 
@@ -125,3 +127,30 @@ def test_int4_over_a_width_that_no_block_divides_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="multiple of 16, got 40") as caught:
         quantize_rows("q", torch.ones(2, 40), Scheme.INT4, torch.float32)
     assert "use int8" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("wishes", "says", "way_out"),
+    [
+        (["int4"], "(linear int4, head int4)", "--quantize draft:linear=int4"),
+        (["embedding=int8"], "(embedding int8)", "--quantize draft:embedding=int8"),
+        (["target:int8"], "(linear int8, head int8)", ""),
+    ],
+)
+def test_a_target_in_fewer_bits_is_told_with_the_way_to_quantise_the_drafter_alone(
+    wishes: list[str], says: str, way_out: str
+) -> None:
+    told: list[str] = []
+    warn_of_quantised_target(ExportOptions(quantization=parse_quantization(wishes)), told.append)
+    (line,) = told
+    assert "its text is that of the quantised target" in line
+    assert says in line
+    assert ("the drafter alone" in line) == bool(way_out)
+    assert way_out in line
+
+
+@pytest.mark.parametrize("wishes", [[], ["draft:int4"], ["draft:head=int8"]])
+def test_a_drafter_in_fewer_bits_is_nothing_to_warn_of(wishes: list[str]) -> None:
+    told: list[str] = []
+    warn_of_quantised_target(ExportOptions(quantization=parse_quantization(wishes)), told.append)
+    assert told == []
