@@ -8,6 +8,7 @@ import pytest
 
 from draftrt.errors import BackendError, ParityError
 from draftrt.runtime.pair import Completion
+from draftrt.runtime.prompts import PLAIN
 from draftrt.runtime.stats import Stats
 from draftrt.validate.engine import EngineReport, Step, check_lossless
 from draftrt.validate.engine_command import as_text
@@ -48,7 +49,12 @@ def test_the_summary_sums_up_seconds_and_keeps_a_long_sample_short() -> None:
     ]
     text = "".join(f"\nline {n}" for n in range(20))
     made = EngineReport(
-        bundle=Path("out"), bundle_bytes=2_500_000, steps=steps, completion=completion(7, text=text)
+        bundle=Path("out"),
+        bundle_bytes=2_500_000,
+        steps=steps,
+        completion=completion(7, text=text),
+        form=PLAIN,
+        next_lines=("on the device:", "  draftrt run out"),
     )
     lines = as_text(made, "Begin:")
     assert lines[:4] == [
@@ -58,7 +64,8 @@ def test_the_summary_sums_up_seconds_and_keeps_a_long_sample_short() -> None:
         "total   8.8",
     ]
     assert lines[5] == "bundle  out  2.5 MB"
-    assert lines[7:] == ["  Begin:", *(f"  line {n}" for n in range(4)), "  ... and 16 more"]
+    sample = ["  Begin:", *(f"  line {n}" for n in range(4)), "  ... and 16 more"]
+    assert lines[7:] == [*sample, "", "on the device:", "  draftrt run out"]
 
 
 def test_without_a_sample_run_the_summary_ends_with_the_paths() -> None:
