@@ -23,6 +23,7 @@ def load(
     device: str = "cpu",
     threads: int = 1,
     verify: bool = True,
+    map_weights: bool = False,
 ) -> Pair:
     """Open a bundle for decoding; see `draftrt.runtime.load.load` for arguments and errors."""
     from draftrt.runtime.load import load as load_pair
@@ -35,6 +36,7 @@ def load(
         device=device,
         threads=threads,
         verify=verify,
+        map_weights=map_weights,
     )
 
 

@@ -24,13 +24,20 @@ class GraphTarget:
 
     Attributes:
         feature_size: width of the features, m * H_t; 0 where the graph taps nothing.
-        max_context: rows of its caches.
+        max_context: most tokens that a sequence may have.
         length: tokens whose K/V are cached.
         generation: number of the sequence they belong to; 0 where nobody claimed them.
     """
 
-    def __init__(self, session: GraphSession, max_context: int) -> None:
+    def __init__(self, session: GraphSession, max_context: int, *, least_rows: int = 1) -> None:
         """Take over a session of a graph named ``target``.
+
+        Args:
+            session: it.
+            max_context: rows of its caches.
+            least_rows: a call of fewer rows is fed its last token again behind them. For a session
+                that computes fewer rows in another way than more, so that a token's logits do not
+                depend on how many are verified with it.
 
         Raises:
             BundleError: the graph has not the outputs of a target.
@@ -46,7 +53,8 @@ class GraphTarget:
         self._max_asked = min(self._max_rows, session.signature.dimensions["S"].max)
         self._has_features = FEATURES in specs
         self.feature_size = int(specs[FEATURES].shape[2]) if self._has_features else 0
-        self.max_context = max_context
+        self._least_rows = min(least_rows, self._max_asked)
+        self.max_context = max_context - (self._least_rows - 1)
         self.length = self.generation = 0
 
     @property
@@ -110,22 +118,29 @@ class GraphTarget:
         self, token_ids: NDArray[np.int64], logit_rows: NDArray[np.int64], *, want_logits: bool
     ) -> TargetRows:
         """Feed tokens [T]; the answer's tokens and logits are those behind ``logit_rows`` [S]."""
+        count, asked = len(token_ids), len(logit_rows)
+        fed = _padded(np.asarray(token_ids, np.int64), self._least_rows)
         out: dict[str, NDArray[Any]] = self._session.run(
             {
-                "input_ids": np.asarray(token_ids, np.int64)[None],
+                "input_ids": fed[None],
                 "context_length": np.array([self.length], np.int64),
-                LOGIT_ROWS: logit_rows,
+                LOGIT_ROWS: _padded(logit_rows, self._least_rows),
             },
-            rows=self.length + len(token_ids),
+            rows=self.length + len(fed),
             unwanted=() if want_logits else (LOGITS,),
         )
-        self.length += len(token_ids)
-        empty = np.zeros((1, len(token_ids), 0), np.float32)
+        self.length += count  # rows of repeated tokens are overwritten by the next call
+        empty = np.zeros((1, count, 0), np.float32)
         return TargetRows(
-            features=out[FEATURES] if self._has_features else empty,
-            token_ids=out[NEXT][0],
-            logits=out[LOGITS][0] if want_logits else None,
+            features=out[FEATURES][:, :count] if self._has_features else empty,
+            token_ids=out[NEXT][0][:asked],
+            logits=out[LOGITS][0][:asked] if want_logits else None,
         )
+
+
+def _padded(values: NDArray[np.int64], least: int) -> NDArray[np.int64]:
+    """Return the values, the last one repeated up to ``least`` of them."""
+    return np.pad(values, (0, max(least - len(values), 0)), mode="edge")
 
 
 def _joined(arrays: list[NDArray[Any]], axis: int = 0) -> NDArray[Any]:

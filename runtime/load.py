@@ -78,7 +78,11 @@ def load(
     if folder is not None:
         model = HfTarget(folder, taps, device=device, threads=threads)
     else:
-        model = GraphTarget(open_on("target"), bundle.graph("target").max_context)
+        model = GraphTarget(
+            open_on("target"),
+            bundle.graph("target").max_context,
+            least_rows=least_rows(bundle, threads) if map_weights else 1,
+        )
     name = where(
         port=port, backend=backend, device=device, threads=threads, maps_weights=map_weights
     )
@@ -94,6 +98,25 @@ def load(
         costs=costs,
         num_ids=facts.table_rows or facts.vocab_size,
     )
+
+
+def least_rows(bundle: Bundle, threads: int) -> int:
+    """Return the fewest rows of a call whose rows are computed as those of any larger call.
+
+    Of weights that are not packed ONNX Runtime's CPU kernels multiply a single row in a way of
+    their own, and any larger number of rows alike; of a call each thread may get an even share.
+
+    Raises:
+        BackendError: the target's graph answers for fewer rows at once.
+    """
+    most = bundle.graph("target").signature.dimensions["S"].max
+    if 2 * threads > most:
+        raise BackendError(
+            f"mapped weights on {threads} threads: {2 * threads} rows a call, expected at most "
+            f"{most}, or the text could differ from the target's own",
+            hint=f"use at most {most // 2} threads, or leave the weights packed",
+        )
+    return 2 * threads
 
 
 def _port(bundle: Bundle, target: Path | str | None, wanted: str | None) -> str:
