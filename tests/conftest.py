@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import random
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -65,11 +67,60 @@ def missing_tensorrt() -> str:
     return "neither tensorrt_rtx nor tensorrt is installed"
 
 
+def without_cuda() -> str:
+    """Why ONNX Runtime is not the build without CUDA; empty when it is."""
+    import onnxruntime
+
+    has_it = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    return "ONNX Runtime is the build with CUDA" if has_it else ""
+
+
+def other_file_system() -> str:
+    """Why /dev/shm is no other file system than that of temporary files; empty when it is."""
+    place = Path("/dev/shm")
+    is_other = place.is_dir() and place.stat().st_dev != Path(tempfile.gettempdir()).stat().st_dev
+    return "" if is_other else "no second file system at /dev/shm"
+
+
+def missing_program(name: str) -> str:
+    """Why a program cannot be called; empty when it can."""
+    return "" if shutil.which(name) else f"{name} is not installed"
+
+
+# What a test may say that it needs, and why it is not here. A package is looked for by its name.
+NEEDS: dict[str, Callable[[], str]] = {
+    "no GPU": lambda: "" if missing_gpu() else "there is a GPU",
+    "no classic TensorRT": lambda: "" if missing_package("tensorrt") else "tensorrt is installed",
+    "ONNX Runtime without CUDA": without_cuda,
+    "a file system of its own at /dev/shm": other_file_system,
+    "make": lambda: missing_program("make"),
+    "cc": lambda: missing_program("cc"),
+}
+
+
+def missing_package(name: str) -> str:
+    """Why a package cannot be imported; empty when it can."""
+    return "" if importlib.util.find_spec(name) else f"{name} is not installed"
+
+
+@functools.cache
+def missing(need: str) -> str:
+    """Why something that a test needs is not here; empty when it is."""
+    if need in NEEDS:
+        return NEEDS[need]()
+    if need.startswith("/"):
+        return "" if Path(need).exists() else f"no {need} on this system"
+    return missing_package(need)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run. Tests only carry markers; the rule is here alone."""
     for item in items:
-        for marker, missing in (("gpu", missing_gpu), ("trt", missing_tensorrt)):
-            if item.get_closest_marker(marker) and (reason := missing()):
+        for marker, why in (("gpu", missing_gpu), ("trt", missing_tensorrt)):
+            if item.get_closest_marker(marker) and (reason := why()):
+                item.add_marker(pytest.mark.skip(reason=reason))
+        for need in [need for mark in item.iter_markers("needs") for need in mark.args]:
+            if reason := missing(need):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 

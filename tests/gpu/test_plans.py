@@ -140,11 +140,10 @@ def test_the_target_agrees_with_onnx_runtime_over_pieces_and_rollbacks(
                 target.rollback(keep)
 
 
+@pytest.mark.needs("tensorrt_rtx")  # classic TensorRT compiles nothing at run time
 def test_what_was_compiled_on_the_gpu_is_kept_and_used_again(
     pair_bundle: PairBundle, gpu: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if gpu.backend.value != "tensorrt-rtx":
-        pytest.skip("classic TensorRT compiles nothing at run time")
     bundle = Bundle.open(pair_bundle("tiny-dflash"))
     for kept in (bundle.path / "plans").glob("draft*.jit-*"):
         kept.unlink()

@@ -22,7 +22,6 @@ from draftrt.export.pipeline import export_bundle
 from draftrt.spec import Precision
 from draftrt.validate.engine import check_opens
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
-from tests.conftest import missing_gpu
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")
@@ -195,13 +194,10 @@ def test_a_wrong_sliding_window_is_a_difference(export: Export, tmp_path: Path) 
         ("tensorrt-rtx", True, "no usable NVIDIA GPU", "onnxruntime backend"),
     ],
 )
+@pytest.mark.needs("tensorrt_rtx", "cuda", "no GPU")
 def test_a_plan_is_not_compared_where_it_cannot_run(
     export: Export, tmp_path: Path, backend: str, with_plan: bool, message: str, hint: str
 ) -> None:
-    pytest.importorskip("tensorrt_rtx")
-    pytest.importorskip("cuda.bindings.runtime")
-    if with_plan and not missing_gpu():
-        pytest.skip("there is a GPU: tests/gpu runs the plan")
     copy = shutil.copytree(export(DSPARK, Precision.FP32), tmp_path / "planned")
     if with_plan:
         manifest = read_manifest(copy)

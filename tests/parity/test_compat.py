@@ -97,10 +97,9 @@ def test_the_target_gives_the_same_logits_and_features(bundles: Bundles) -> None
         session.close()
 
 
-@pytest.mark.trt
+@pytest.mark.needs("tensorrt_rtx")
 @pytest.mark.parametrize("graph", ["draft", "target"])
 def test_tensorrt_rtx_builds_it(graph: str, bundles: Bundles) -> None:
-    pytest.importorskip("tensorrt_rtx")
     from draftrt.engines.build import build_plan
     from draftrt.engines.capabilities import Backend
     from draftrt.engines.options import BuildOptions

@@ -88,7 +88,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return events
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open files: Linux only")
+@pytest.mark.needs("/proc/self/fd")
 def test_the_disk_has_all_of_a_bundle_before_it_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +104,7 @@ def test_the_disk_has_all_of_a_bundle_before_it_gets_its_name(
     assert events[at + 1 :] == [f"disk has {tmp_path.name}"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open files: Linux only")
+@pytest.mark.needs("/proc/self/fd")
 def test_the_disk_has_a_file_before_it_replaces_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

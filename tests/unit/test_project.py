@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ else:
 # Extras that are never installed together with the ones that the pins are for.
 OTHER_MACHINES = ("ort-gpu", "trt")
 
-needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+needs_make = pytest.mark.needs("make")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from draftrt.packages import EXTRAS
 
 SUITE = """
 import pytest
@@ -18,6 +21,12 @@ def test_gpu(): assert False, "ran"
 
 @pytest.mark.trt
 def test_trt(): assert False, "ran"
+
+@pytest.mark.needs("json", "/", "no-such-package")
+def test_lacking(): assert False, "ran"
+
+@pytest.mark.needs("json", "/")
+def test_having(): assert False, "ran"
 
 def test_plain(): pass
 """
@@ -42,4 +51,25 @@ def test_a_marked_test_runs_or_is_skipped_with_its_reason(report: str) -> None:
     has_tensorrt = any(importlib.util.find_spec(name) for name in ("tensorrt_rtx", "tensorrt"))
     assert has_tensorrt == ("FAILED tests/test_suite.py::test_trt" in report), report
     assert has_tensorrt != ("neither tensorrt_rtx nor tensorrt is installed" in report), report
+    assert "no-such-package is not installed" in report, report
+    assert "FAILED tests/test_suite.py::test_lacking" not in report, report
+    assert "FAILED tests/test_suite.py::test_having" in report, report
     assert "1 passed" in report, report
+
+
+def test_nothing_is_skipped_elsewhere(root: Path) -> None:
+    """Calls only: `skip`, `skipif`, and `importorskip` of what no extra brings."""
+    packages = {*EXTRAS, "yaml"}
+    found = []
+    for path in sorted((root / "tests").rglob("*.py")):
+        if path.name == "conftest.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            what, words = node.func.attr, [ast.unparse(argument) for argument in node.args]
+            is_package = words and words[0].strip("'").partition(".")[0] in packages
+            is_asked = what == "importorskip" and (is_package or words == ["request.param"])
+            if what in ("skip", "skipif", "importorskip") and not is_asked:
+                found.append(f"{path.relative_to(root)}:{node.lineno} {ast.unparse(node)}")
+    assert not found, "\n".join(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from click.testing import CliRunner
 from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.engines.capabilities import Backend
-from draftrt.engines.environment import find_gpus
 from draftrt.engines.options import BuildOptions
 
 MakeBundle = Callable[..., Path]
@@ -38,9 +36,8 @@ def test_each_sm_gets_a_plan_of_its_own(make_bundle: MakeBundle) -> None:
 
 
 @pytest.mark.trt
+@pytest.mark.needs("no GPU")
 def test_a_plan_without_weights_is_refused_where_no_gpu_is(make_bundle: MakeBundle) -> None:
-    if find_gpus().sms:
-        pytest.skip("there is a GPU")
     folder = make_bundle()
     done = CliRunner().invoke(group, ["build", str(folder), "--sm", "89", "--strip"])
     assert done.exit_code == 1
@@ -61,10 +58,8 @@ def test_a_plan_without_weights_is_another_plan() -> None:
     assert stripped.as_text()["weights"] == "stripped"
 
 
-@pytest.mark.trt
+@pytest.mark.needs("tensorrt_rtx")
 def test_tensorrt_has_what_building_and_refitting_such_a_plan_calls() -> None:
-    if importlib.util.find_spec("tensorrt_rtx") is None:
-        pytest.skip("tensorrt_rtx is not installed")
     import tensorrt_rtx
 
     for name in ("STRIP_PLAN", "REFIT_IDENTICAL"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -100,9 +99,7 @@ def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
     assert "no manifest.json there" in result.stderr
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt") is not None, reason="classic TensorRT is installed"
-)
+@pytest.mark.needs("no classic TensorRT")
 def test_classic_tensorrt_that_is_not_installed_names_its_extra(make_bundle: MakeBundle) -> None:
     result = draftrt("build", make_bundle(), "--backend", "tensorrt", "--sm", "87")
     assert result.exit_code == 1

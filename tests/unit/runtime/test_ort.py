@@ -320,13 +320,10 @@ def test_another_graph_than_the_manifests_is_refused(model: Path) -> None:
         OrtSession(model, renamed)
 
 
+@pytest.mark.needs("ONNX Runtime without CUDA")
 def test_a_provider_this_machine_lacks_is_refused_whatever_the_package_lists(
     model: Path,
 ) -> None:
-    import onnxruntime
-
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("needs the CPU build of ONNX Runtime")
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
         pytest.raises(BackendError, match="asked for CUDAExecutionProvider") as refusal,

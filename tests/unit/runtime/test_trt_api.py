@@ -18,7 +18,6 @@ from draftrt.errors import BackendError
 from draftrt.runtime import cuda, trt, trt_engine
 from draftrt.runtime.cuda import Cuda, host_array
 from draftrt.runtime.trt_engine import Engine, make_log
-from tests.conftest import missing_gpu
 from tests.unit.runtime.fake_trt import signature
 
 MODULES = ("tensorrt_rtx", "tensorrt")
@@ -127,10 +126,8 @@ def test_every_cuda_function_and_constant_exists() -> None:
     assert all(any(hasattr(kind, name) for kind in kinds) for name in enumerators)
 
 
+@pytest.mark.needs("cuda", "no GPU")
 def test_a_machine_without_a_gpu_is_told_so() -> None:
-    pytest.importorskip("cuda.bindings.runtime")
-    if not missing_gpu():
-        pytest.skip("there is a GPU")
     with pytest.raises(BackendError, match="no usable NVIDIA GPU: cudaGetDeviceCount") as refusal:
         Cuda()
     assert "onnxruntime" in refusal.value.hint
