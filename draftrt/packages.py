@@ -38,8 +38,11 @@ def require(*packages: str, what: str) -> None:
 def absence(*packages: str, what: str) -> BackendError:
     """Return the error that packages are not installed, with the extras that bring them."""
     extras = dict.fromkeys(EXTRAS[name] for name in packages)
+    one = len(packages) == 1
+    names = packages[0] if one else f"{', '.join(packages[:-1])} and {packages[-1]}"
     return BackendError(
-        f"{what} needs the package {' and '.join(packages)}, which is not installed",
+        f"{what} needs the package{'' if one else 's'} {names}, which {'is' if one else 'are'} "
+        "not installed",
         hint=f"pip install 'draftrt[{','.join(extras)}]'",
     )
 

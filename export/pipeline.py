@@ -25,6 +25,7 @@ from draftrt.export.target import Target, read_target
 from draftrt.export.target_files import check_target_files, copy_target_files
 from draftrt.export.weight_files import OnTick, WeightFiles, weight_files
 from draftrt.hashing import sample_sha256
+from draftrt.packages import require
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.quantization import describe
 from draftrt.spec import DecoderSpec
@@ -51,6 +52,7 @@ def export_bundle(
     Raises:
         DraftrtError: anything wrong with the inputs or the result; nothing is left behind.
     """
+    require("torch", "onnx", "onnxruntime", what="an export")
     model = read_target(target, draft=draft)
     findings, warnings = check_target_files(target, model.spec)
     loaded = None

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftrt.bundle import Bundle, Verify
+from draftrt.packages import require
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.bisect_graph import Graph
 from draftrt.validate.bisect_run import reference_rounds
 from draftrt.validate.bisect_search import Divergence, Search
 from draftrt.validate.fresh import Fresh, read_fresh
 from draftrt.validate.parity_rounds import plan_rounds
-from draftrt.validate.runners import require
 
 if TYPE_CHECKING:
     from draftrt.export.drafter import Drafter
@@ -103,7 +103,7 @@ def bisect_bundle(
     """
     bundle = Bundle.open(path, verify=Verify.ALL)
     entry = bundle.graph("draft")
-    require("onnx", "onnxruntime")
+    require("torch", "onnx", "onnxruntime", what="a search")
     from draftrt.export.manifest_graphs import compare_with_facts
     from draftrt.export.reference import module_from_bundle
 

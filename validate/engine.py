@@ -25,6 +25,7 @@ from draftrt.engines.memory import check_fits
 from draftrt.engines.options import BuildOptions
 from draftrt.engines.pair import ALL, chosen_graphs, next_lines
 from draftrt.errors import ParityError, collect
+from draftrt.packages import require
 from draftrt.quantization import DRAFT, Quantization, describe
 from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.load import load, open_graph
@@ -33,7 +34,6 @@ from draftrt.runtime.pair import Completion
 from draftrt.runtime.prompts import Form, asked
 from draftrt.spec import Precision
 from draftrt.validate.pair_parity import PairReport, as_text, check_pair
-from draftrt.validate.runners import require
 
 T = TypeVar("T")
 DEFAULT_SMS = (86, 89, 120)
@@ -203,7 +203,8 @@ def check_request(options: EngineOptions) -> None:
     quantization = options.quantization.get(DRAFT, {})
     collect(request_findings(options.backend, options.sms, options.precision, quantization))
     backend_version(options.backend)
-    require("polygraphy", "onnxruntime", *(["transformers"] if options.with_run else []))
+    packages = ["torch", "onnx", "onnxruntime", "polygraphy"]
+    require(*packages, *(["transformers"] if options.with_run else []), what="this command")
 
 
 def _settled(target: Path, options: EngineOptions, report: Callable[[str], None]) -> Form:

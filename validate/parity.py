@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from draftrt.backends import BACKENDS, ONNXRUNTIME
 from draftrt.bundle import Bundle, Verify
 from draftrt.errors import BackendError
+from draftrt.packages import require
 from draftrt.spec import Precision
 from draftrt.validate.compare import Finding
 from draftrt.validate.judge import Judge
@@ -30,7 +31,7 @@ from draftrt.validate.parity_rounds import (
     windows_beyond,
     windows_of,
 )
-from draftrt.validate.runners import RoundRunner, require
+from draftrt.validate.runners import RoundRunner
 from draftrt.validate.subjects import Subject, reference_of, subjects_of
 from draftrt.validate.tolerances import INT8_KERNELS, Limit, limit_of
 from draftrt.validate.verdicts import Measure
@@ -105,7 +106,7 @@ def check_parity(
         raise BackendError(f"no backend {backend!r}, there is {list(BACKENDS)}")
     bundle = Bundle.open(path, verify=Verify.ALL)
     spec, entry = bundle.drafter(), bundle.graph("draft")
-    require("polygraphy")
+    require("polygraphy", what="parity")
     from draftrt.export.manifest_graphs import compare_with_facts
 
     files = compare_with_facts(bundle, "draft")

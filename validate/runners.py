@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from draftrt.closing import Closing
 from draftrt.errors import BackendError
 from draftrt.onnx_runtime import load_onnxruntime
+from draftrt.packages import require
 from draftrt.runtime.backend import GraphSession
 from draftrt.runtime.ort import AS_WRITTEN, INT8, QUANTISED_PRODUCTS
 from draftrt.signature import Signature, TensorSpec
@@ -166,7 +167,7 @@ def onnxruntime_runner(model: Path | bytes, weights: Path, *, as_run: bool = Fal
     Raises:
         BackendError: polygraphy or onnxruntime is missing.
     """
-    require("polygraphy", "onnxruntime")
+    require("polygraphy", "onnxruntime", what="parity")
     onnxruntime = load_onnxruntime()
     from polygraphy.backend.onnxrt import OnnxrtRunner
 
@@ -201,22 +202,6 @@ def onnxruntime_errors(what: Path | str) -> Iterator[None]:
             f"{what}: ONNX Runtime refuses it: {error!s:.400}",
             hint="the file may be damaged: restore it, or export again",
         ) from error
-
-
-def require(*packages: str) -> None:
-    """Check that packages are installed.
-
-    Raises:
-        BackendError: one is missing; the hint names the extras.
-    """
-    import importlib.util
-
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise BackendError(
-            f"parity needs the package {' and '.join(missing)}, which is not installed",
-            hint="pip install 'draftrt[validate,ort]'",
-        )
 
 
 def _zeros(tensor: TensorSpec, rows: int) -> NDArray[Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from draftrt.backends import ONNXRUNTIME
 from draftrt.bundle import Bundle, GraphEntry
+from draftrt.packages import require
 from draftrt.quantization import PRODUCTS, Scheme
 from draftrt.signature import Signature, TensorSpec
 from draftrt.spec import DrafterSpec, Precision
@@ -24,7 +25,6 @@ from draftrt.validate.runners import (
     SessionRounds,
     onnxruntime_errors,
     onnxruntime_runner,
-    require,
 )
 from draftrt.validate.taps import add_taps
 
@@ -69,11 +69,11 @@ def subjects_of(bundle: Bundle, backend: str, scratch: Path) -> list[Subject]:
     Raises:
         BackendError: a package is missing.
     """
-    require("polygraphy")
+    require("polygraphy", what="parity")
     spec, entry = bundle.drafter(), bundle.graph("draft")
     if backend != ONNXRUNTIME:
         return [_plan(bundle, entry, backend)]
-    require("onnxruntime")
+    require("onnxruntime", what="parity")
     made = [_tapped(_ready(bundle, entry.file, entry, scratch), spec, entry)]
     if entry.flexible:
         made.append(_plain(_ready(bundle, entry.flexible, entry, scratch), entry))

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from draftrt.bundle import Bundle
 from draftrt.errors import ExportError
+from draftrt.packages import require
 from draftrt.quantization import TARGET
 from draftrt.spec import Precision
-from draftrt.validate.runners import onnxruntime_errors, require
+from draftrt.validate.runners import onnxruntime_errors
 
 if TYPE_CHECKING:
     from draftrt.export.manifest_graphs import FileFindings
@@ -57,7 +58,7 @@ def check_target_parity(path: Path | str) -> TargetReport:
     """
     bundle = Bundle.open(path)
     entry = bundle.graph(TARGET)
-    require("onnx", "onnxruntime")
+    require("onnx", "onnxruntime", what="parity")
     from draftrt.export.manifest_graphs import compare_with_facts
 
     files = compare_with_facts(bundle, TARGET)

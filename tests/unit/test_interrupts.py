@@ -121,7 +121,9 @@ def test_a_signal_is_not_lost_where_python_ignores_exceptions(
     is_finaliser: bool, root: Path
 ) -> None:
     text = IGNORED.format(is_finaliser=is_finaliser, number=int(signal.SIGTERM))
-    assert run_program(root, text) == (128 + signal.SIGTERM, "went on\n", "")
+    code, out, error = run_program(root, text)
+    assert (code, error) == (128 + signal.SIGTERM, "")
+    assert out in ("", "went on\n")  # it may be raised again before that is said
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.errors import BackendError, ParityError
+from draftrt.errors import ParityError
 from draftrt.runtime.pair import Completion
 from draftrt.runtime.prompts import PLAIN
 from draftrt.runtime.stats import Stats
 from draftrt.validate.engine import EngineReport, Step, check_lossless
 from draftrt.validate.engine_command import as_text
-from draftrt.validate.runners import require
 
 
 def completion(*token_ids: int, text: str = "") -> Completion:
@@ -33,13 +32,6 @@ def test_another_id_or_length_is_not(ids: tuple[int, ...], said: str) -> None:
     with pytest.raises(ParityError, match=said) as caught:
         check_lossless(completion(*ids), completion(3, 4, 5))
     assert caught.value.exit_code == 3
-
-
-def test_a_missing_package_is_named_with_the_extras_that_bring_it() -> None:
-    require("numpy")
-    with pytest.raises(BackendError, match="package no_such_package and nor_this") as caught:
-        require("numpy", "no_such_package", "nor_this")
-    assert caught.value.hint == "pip install 'draftrt[validate,ort]'"
 
 
 def test_the_summary_sums_up_seconds_and_keeps_a_long_sample_short() -> None:
