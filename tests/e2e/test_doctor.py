@@ -181,7 +181,7 @@ def test_prompts_that_do_not_fit_are_all_named_before_one_is_decoded(
     assert done.exit_code == 1
     # The last anchor is the last token but one, and a block of 8 begins with it: 248 + 2 tokens.
     first, *lines = done.stderr.splitlines()
-    assert first.startswith("Error: 2 of 4 prompts (as it is) do not fit, expected 1 to 50 tokens")
+    assert first.startswith("Error: 2 of 4 prompts (chat template) do not fit, expected 1 to 50")
     assert [line.split(",")[0] for line in lines] == [
         "  prompt 2",
         "  prompt 4",
