@@ -17,6 +17,7 @@ from draftrt.export.load import load_drafter
 from draftrt.export.target import read_target
 from draftrt.export.target_files import check_target_files
 from draftrt.ignore_cli import ignore_key_option
+from draftrt.printable import printable
 from draftrt.verify_cli import no_verify_option
 
 
@@ -69,7 +70,7 @@ def inspect(
         return
     _show([*table(loaded), *(() if decoder is None else decoder_table(decoder))])
     for line in warnings:
-        click.echo(f"warning: {line}", err=True)
+        click.echo(printable(f"warning: {line}"), err=True)
 
 
 def _show_bundle(bundle: Bundle, *, as_json: bool) -> None:
@@ -82,4 +83,5 @@ def _show_bundle(bundle: Bundle, *, as_json: bool) -> None:
 def _show(rows: list[tuple[str, str, str]]) -> None:
     widths = [min(60, max(len(row[column]) for row in rows)) for column in (0, 1)]
     for fact, value, source in rows:
-        click.echo(f"{fact:<{widths[0]}}  {value:<{widths[1]}}  {source}")
+        line = f"{fact:<{widths[0]}}  {value:<{widths[1]}}  {source}"
+        click.echo(printable(line).replace("\n", "\\n"))

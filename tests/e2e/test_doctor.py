@@ -216,4 +216,4 @@ def test_a_target_that_is_none_is_refused_before_anything_is_decoded(
     for place in (tmp_path, tmp_path / "file", tmp_path / "absent"):
         done = doctor(shipped, assets, "--target", place)
         assert done.exit_code == 1
-        assert done.stderr.startswith(f"Error: {place}: no config.json there")
+        assert done.stderr.startswith(f"Error: {place / 'config.json'}: missing")
