@@ -182,8 +182,8 @@ def _tables(
             )
         )
     for name, ref in ((EMBED, embed), (HEAD, head)):
-        if ref is None:
-            continue
+        if ref is None or (ref is embed and name == HEAD and EMBED not in found):
+            continue  # not there, or told with the embedding
         if ref.dtype not in FLOATS or len(ref.shape) != 2:
             findings.append(
                 CheckpointError(

@@ -71,6 +71,14 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     assert target.tables[HEAD] == target.tables[EMBED]
 
 
+def test_a_fault_of_a_tied_table_is_told_once(tmp_path: Path) -> None:
+    config = {**PLAIN, "tie_word_embeddings": True}
+    folder = write(tmp_path, config, model__embed_tokens__weight=(264, 40, 1))
+    with pytest.raises(CheckpointError, match="expected a 16- or 32-bit float table") as caught:
+        read_target(folder)
+    assert "problems found" not in caught.value.message
+
+
 def test_padded_rows_are_no_vocabulary(tmp_path: Path) -> None:
     config = {**PLAIN, "unpadded_vocab_size": 250}
     tensors = {"model__embed_tokens__weight": TABLE, "lm_head__weight": TABLE}
