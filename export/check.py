@@ -22,6 +22,7 @@ from draftrt.export.drafter import Drafter
 from draftrt.export.float32_twin import widened, write_float32_twin
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.linked_file import checkable
+from draftrt.export.overflow import is_finite, overflow_in
 from draftrt.export.profile import Profile
 from draftrt.export.signature import round_feeds, walk_to_compare
 from draftrt.onnx_runtime import load_onnxruntime
@@ -125,6 +126,7 @@ def _compare(
     for length, rows in rounds_to_check(spec, max_context):
         feeds = round_feeds(spec, rng, new_rows=rows, context_length=length, walk=walk)
         want = run_module(module, feeds, caches)
+        check_finite(module, feeds, caches, want, precision, f"{path.name}, context {length}")
         got, caches = run_session(session, feeds, caches)
         compare_round(path.name, spec, want, got, caches, (length, rows), precision)
         lines.append(f"{what}: context {length} + {rows} rows, same ids and caches as PyTorch")
@@ -207,6 +209,38 @@ def run_module(module: Drafter, feeds: Feeds, caches: list[NDArray[Any]]) -> dic
         **dict(zip(module.outputs, (t.numpy() for t in out[:count]), strict=True)),
         "caches": [t.numpy() for t in out[count:]],
     }
+
+
+def check_finite(
+    module: Drafter,
+    feeds: Feeds,
+    caches: list[NDArray[Any]],
+    found: dict[str, Any],
+    precision: Precision,
+    where: str,
+    *,
+    layer: int | None = None,
+) -> None:
+    """Refuse a drafter that leaves the range of float16.
+
+    Args:
+        module: it computed what was found.
+        feeds: its inputs but the caches.
+        caches: its caches.
+        found: what it returned.
+        precision: of the computation.
+        where: for the message.
+        layer: the layer of the drafter that is the module's only one; None for a whole one.
+
+    Raises:
+        ExportError: names the tensor.
+    """
+    arrays = [*(value for name, value in found.items() if name != "caches"), *found["caches"]]
+    if precision is not Precision.FP16 or is_finite(arrays):
+        return
+    error = overflow_in(module, lambda: run_module(module, feeds, caches), where, layer=layer)
+    if error is not None:
+        raise error
 
 
 def run_session(

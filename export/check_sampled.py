@@ -20,6 +20,7 @@ import numpy as np
 
 from draftrt.export.check import (
     Feeds,
+    check_finite,
     compare_round,
     relative_gap,
     round_differs,
@@ -32,7 +33,10 @@ from draftrt.export.drafter import Drafter, SampledDrafter
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.layer_samples import Sample, compare_samples, random_caches, rows_for, samples
 from draftrt.export.layers import state_name
+from draftrt.export.overflow import is_finite
+from draftrt.export.rope_shapes import PREFIX as ROPE
 from draftrt.export.same_layers import check_same_layers
+from draftrt.export.shapes import tensor_shapes
 from draftrt.export.signature import Walk, round_feeds, walk_to_compare
 from draftrt.export.unread import Unread
 from draftrt.signature import Signature
@@ -130,9 +134,16 @@ class _BothSides:
         cut = {name: (name, block.start, block.stop) for name in TABLES}
         kind = Drafter if self.walk is None else SampledDrafter
         weights = Unread(self.tensors, sample.layer, cut=cut)
-        module = kind(self._one(sample), weights, extra_outputs=CHOSEN_FROM, with_states=True)
+        one = self._one(sample)
+        module = kind(one, weights, extra_outputs=CHOSEN_FROM, with_states=True)
         used = self._used(sample)
-        found = run_module(module.eval(), feeds, rows_for(self.caches, used))
+        caches = rows_for(self.caches, used)
+        found = run_module(module.eval(), feeds, caches)
+        if self.precision is Precision.FP16 and not is_finite(found["caches"]):
+            names = [*tensor_shapes(one), *(name for name in self.tensors if name.startswith(ROPE))]
+            read = kind(one, weights.whole(names), extra_outputs=CHOSEN_FROM, with_states=True)
+            where, layer = f"{self.where}context {sample.length}", sample.layer
+            check_finite(read.eval(), feeds, caches, found, self.precision, where, layer=layer)
         *written, _, found["state"] = found["caches"]
         found["caches"] = [cache[:, :, :used].copy() for cache in written]
         return found

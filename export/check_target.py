@@ -15,12 +15,15 @@ from draftrt.errors import ExportError
 from draftrt.export.check import open_session, relative_gap
 from draftrt.export.check_ids import TOLERANCE
 from draftrt.export.decoder import Decoder
+from draftrt.export.decoder_shapes import decoder_shapes
 from draftrt.export.float32_twin import widened, write_float32_twin
 from draftrt.export.graph_tensors import HEAD, TABLE, GraphTensor
 from draftrt.export.layer_samples import Sample, compare_samples, random_caches, rows_for, samples
 from draftrt.export.layers import state_name
 from draftrt.export.one_layer import feature_sources
+from draftrt.export.overflow import is_finite, overflow_in
 from draftrt.export.profile import Profile
+from draftrt.export.rope_shapes import PREFIX as ROPE
 from draftrt.export.same_layers import check_same_layers
 from draftrt.export.unread import Unread
 from draftrt.spec import DecoderSpec, Precision
@@ -83,6 +86,7 @@ def _compare(
         ids = rng.integers(0, spec.vocab_size, size=(1, rows), dtype=np.int64)
         feeds = [ids, np.array([length], dtype=np.int64), _logit_rows(rows), *caches]
         want = _run_module(module, feeds)
+        _check_finite(module, feeds, want, precision, f"{path.name}, context {length}")
         got = _run_session(session, feeds)
         where = f"{path.name}: at context {length} with {rows} tokens"
         worst = max(worst, _largest_gap(where, names, want, got, length + rows, precision))
@@ -165,7 +169,13 @@ class _BothSides:
         cut = {HEAD: (self.head, sample.block.start, sample.block.stop)}
         weights = Unread(self.tensors, sample.layer, cut=cut)
         module = Decoder(one, weights, with_states=True).eval()
-        *outputs, _, state = _run_module(module, feeds)
+        found = _run_module(module, feeds)
+        if self.precision is Precision.FP16 and not is_finite(found):
+            tables = (name for name in self.tensors if name.startswith(ROPE))
+            read = Decoder(one, weights.whole([*decoder_shapes(one), *tables]), with_states=True)
+            where, layer = f"{self.where}context {sample.length}", sample.layer
+            _check_finite(read.eval(), feeds, found, self.precision, where, layer)
+        *outputs, _, state = found
         used = sample.length + sample.count
         return [_rows_in_use(array, used).copy() for array in (*outputs, state)]
 
@@ -206,6 +216,34 @@ def _logit_rows(count: int) -> Any:
 def _run_module(module: Decoder, feeds: list[Any]) -> list[Any]:
     with torch.no_grad():
         return [tensor.numpy() for tensor in module(*(torch.from_numpy(feed) for feed in feeds))]
+
+
+def _check_finite(
+    module: Decoder,
+    feeds: list[Any],
+    found: list[Any],
+    precision: Precision,
+    where: str,
+    layer: int | None = None,
+) -> None:
+    """Refuse a target that leaves the range of float16.
+
+    Args:
+        module: it computed what was found.
+        feeds: its inputs.
+        found: what it returned.
+        precision: of the computation.
+        where: for the message.
+        layer: the layer of the target that is the module's only one; None for a whole one.
+
+    Raises:
+        ExportError: names the tensor.
+    """
+    if precision is not Precision.FP16 or is_finite(found):
+        return
+    error = overflow_in(module, lambda: _run_module(module, feeds), where, layer=layer)
+    if error is not None:
+        raise error
 
 
 def _run_session(session: Any, feeds: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from draftrt.errors import ExportError
 from draftrt.export.graph_recorder import onnx_type
 from draftrt.export.graph_tensors import GraphTensor
 from draftrt.export.grouped_attention import group_attention
+from draftrt.export.overflow import check_held
 from draftrt.export.places import Place, QuantizedWeight
 from draftrt.export.quantized_graph import CODES, SCALES, look_up_codes
 from draftrt.quantization import Scheme
@@ -89,6 +90,7 @@ def inline(tensor: GraphTensor) -> Any:
     import onnx
 
     content = tensor.read().contiguous()
+    check_held(tensor.name, tensor.source.read(), content, tensor.dtype)
     if tensor.dtype == "bfloat16":
         bits = content.view(torch.int16).numpy().tobytes()
         kind = onnx.TensorProto.BFLOAT16

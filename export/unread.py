@@ -6,7 +6,7 @@ float32 a block stays in a processor's cache, a whole weight would go through me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +44,14 @@ class Unread:
         self._tensors = tensors
         self._layer = layer
         self._cut = cut
+
+    def whole(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return weights of these names with all of their content, as ordinary tensors."""
+        found = {name: self.get_parameter(name) for name in names}
+        return {
+            name: one._read(0, len(one)) if isinstance(one, Matrix) else one
+            for name, one in found.items()
+        }
 
     def get_parameter(self, name: str) -> Tensor:
         """Return a weight in the element type the module computes with.

@@ -39,8 +39,13 @@ def converted(tensor: GraphTensor) -> Iterator[memoryview]:
 
     A slice is valid until the next one is asked for: all lie in one buffer, for an allocator keeps
     what is given back to it again and again.
+
+    Raises:
+        ExportError: a 16-bit element type does not hold a number of the weight.
     """
     import torch
+
+    from draftrt.export.overflow import check_held
 
     source, rows = tensor.source, tensor.shape[0] if tensor.shape else 1
     width = max(1, source.num_bytes // max(rows, 1))
@@ -48,5 +53,7 @@ def converted(tensor: GraphTensor) -> Iterator[memoryview]:
     buffer = torch.empty((step, *tensor.shape[1:]), dtype=tensor.torch_dtype)
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        part = buffer[: stop - start].copy_(source.rows(start, stop).read())
+        content = source.rows(start, stop).read()
+        part = buffer[: stop - start].copy_(content)
+        check_held(tensor.name, content, part, tensor.dtype)
         yield part.reshape(-1).view(torch.uint8).numpy().data

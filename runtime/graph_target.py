@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.errors import BundleError, FeedError
-from draftrt.runtime.backend import GraphSession, cache_bytes, cache_specs
+from draftrt.errors import BackendError, BundleError, FeedError
+from draftrt.runtime.backend import Arrays, GraphSession, cache_bytes, cache_specs
 from draftrt.runtime.target import TargetRows
 
 FEATURES, LOGITS, NEXT, LOGIT_ROWS = "features", "logits", "next_ids", "logit_rows"
@@ -65,11 +65,16 @@ class GraphTarget:
 
     def prefill(self, token_ids: NDArray[np.int64], *, want_logits: bool = False) -> TargetRows:
         """Append a prompt, in pieces of the graph's most rows; see `Target.prefill`."""
+        *first, last = self._pieces(token_ids, self._max_rows)
         pieces = [
             self._run(piece, np.array([len(piece) - 1], np.int64), want_logits=want_logits)
-            for piece in self._pieces(token_ids, self._max_rows)
+            for piece in first
         ]
-        return replace(pieces[-1], features=_joined([piece.features for piece in pieces], axis=1))
+        # With its row of logits, so that no text begins where they are no numbers.
+        pieces.append(self._run(last, np.array([len(last) - 1], np.int64), want_logits=True))
+        features = _joined([piece.features for piece in pieces], axis=1)
+        logits = pieces[-1].logits if want_logits else None
+        return replace(pieces[-1], features=features, logits=logits)
 
     def verify(self, token_ids: NDArray[np.int64], *, want_logits: bool = False) -> TargetRows:
         """Append an anchor and its drafts; see `Target.verify`.
@@ -129,12 +134,33 @@ class GraphTarget:
             rows=self.length + len(fed),
             unwanted=() if want_logits else (LOGITS,),
         )
+        self._check_finite(out)
         self.length += count  # rows of repeated tokens are overwritten by the next call
         empty = np.zeros((1, count, 0), np.float32)
         return TargetRows(
             features=out[FEATURES][:, :count] if self._has_features else empty,
             token_ids=out[NEXT][0][:asked],
             logits=out[LOGITS][0][:asked] if want_logits else None,
+        )
+
+    def _check_finite(self, out: Arrays) -> None:
+        """Refuse answers that are no numbers: the largest of them would be any token.
+
+        Raises:
+            BackendError: features or logits hold an infinity or NaN.
+        """
+        wrong = [
+            name for name in (FEATURES, LOGITS) if name in out and not np.isfinite(out[name]).all()
+        ]
+        if not wrong:
+            return
+        is_narrow = any(one.dtype == "float16" for one in self._session.signature.inputs)
+        why = "float16 overflows (largest 65504)" if is_narrow else "weights are damaged"
+        raise BackendError(
+            f"target graph: {' and '.join(wrong)} are not finite at token {self.length}: {why}",
+            hint="export with --precision bf16 or fp32"
+            if is_narrow
+            else "`draftrt validate parity BUNDLE` compares the graph with its module",
         )
 
 

@@ -5,7 +5,7 @@ Knows how a drafter is called, not what it computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,24 @@ class ReferenceRounds:
         outputs: names of the outputs before the caches.
     """
 
-    def __init__(self, module: Drafter, precision: Precision, max_context: int) -> None:
+    def __init__(
+        self,
+        module: Drafter,
+        precision: Precision,
+        max_context: int,
+        *,
+        refuses_overflow: bool = False,
+    ) -> None:
+        """Prepare for sequences.
+
+        Args:
+            module: it drafts.
+            precision: element type of its caches.
+            max_context: rows of its caches.
+            refuses_overflow: end with an error where float16 overflows, for then nothing can be
+                compared.
+        """
+        self._refuses_overflow = refuses_overflow and precision is Precision.FP16
         self.outputs = module.outputs
         self._module = module
         self._precision = precision
@@ -45,6 +62,9 @@ class ReferenceRounds:
         Returns:
             The outputs by name, then every cache as ``present_key_i`` and ``present_value_i``;
             bfloat16, which NumPy lacks, is widened to float32.
+
+        Raises:
+            ExportError: float16 overflows, and that was to be refused; names the tensor.
         """
         import torch
 
@@ -57,6 +77,8 @@ class ReferenceRounds:
         ]
         with torch.no_grad():
             out = self._module(*inputs, *self._caches)
+        if self._refuses_overflow:
+            self._check(inputs, out, int(feeds["context_length"][0]))
         count = len(self.outputs)
         self._caches = list(out[count:])
         named = {
@@ -66,6 +88,16 @@ class ReferenceRounds:
             named[f"present_key_{index}"] = _to_numpy(self._caches[2 * index])
             named[f"present_value_{index}"] = _to_numpy(self._caches[2 * index + 1])
         return named
+
+    def _check(self, inputs: Sequence[Tensor], out: Sequence[Tensor], length: int) -> None:
+        from draftrt.export.overflow import is_finite, overflow_in
+
+        if is_finite(one.numpy() for one in out):
+            return
+        where = f"the draft graph's module, context {length}"
+        error = overflow_in(self._module, lambda: self._module(*inputs, *self._caches), where)
+        if error is not None:
+            raise error
 
 
 def _to_numpy(tensor: Tensor) -> NDArray[Any]:

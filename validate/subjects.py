@@ -99,7 +99,7 @@ def reference_of(bundle: Bundle, backend: str) -> ReferenceRounds:
     is_twin = backend == ONNXRUNTIME and entry.precision is Precision.BF16
     precision = Precision.FP32 if is_twin else entry.precision
     module = module_from_bundle(bundle, is_wide=is_twin)
-    return ReferenceRounds(module, precision, entry.max_context)
+    return ReferenceRounds(module, precision, entry.max_context, refuses_overflow=True)
 
 
 def _ready(bundle: Bundle, file: str, entry: GraphEntry, scratch: Path) -> Path:

@@ -98,7 +98,7 @@ def test_a_prompt_is_asked_for_its_last_row_alone(toy: SimpleNamespace, want_log
     target, session = opened(toy)
     rows = target.prefill(array(TEXT), want_logits=want_logits)
     unwanted = () if want_logits else ("logits",)
-    assert session.calls == [(8, [7], unwanted), (8, [7], unwanted), (5, [4], unwanted)]
+    assert session.calls == [(8, [7], unwanted), (8, [7], unwanted), (5, [4], ())]
     assert target.length == len(TEXT)
     assert rows.token_ids.tolist() == [toy.next_token(TEXT)]
     assert rows.features[0, :, 0].tolist() == list(range(len(TEXT)))
@@ -148,7 +148,7 @@ def test_text_is_the_targets_own_whatever_the_graph_answers_at_once(
     drafter = Drafter(spec, toy.session(table, (4, 0, 2)))
     rounds = Decoder(target, drafter).decode(TEXT, DecodeOptions(max_tokens=25))
     assert [token for one in rounds for token in one.token_ids] == toy.greedy(TEXT, 25)
-    assert {call[2] for call in session.calls} == {("logits",)}
+    assert [call[2] for call in session.calls].count(()) == 1  # the prompt's last row
 
 
 @pytest.mark.parametrize(
