@@ -13,11 +13,12 @@ from draftrt.export.pipeline import export_bundle
 from draftrt.export.places import WeightMode
 from draftrt.export.profile import Profile
 from draftrt.export.progress import ProgressBar
+from draftrt.family_cli import family_option
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.output_cli import OutputFolder, check_replaced
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
-from draftrt.spec import Precision
+from draftrt.spec import Family, Precision
 
 
 @click.command("export")
@@ -62,6 +63,7 @@ from draftrt.spec import Precision
     default=None,
     help="Alignment, where the config leaves it open.",
 )
+@family_option
 @ignore_key_option
 @quantize_option
 @click.option(
@@ -97,6 +99,7 @@ def export(
     sampled: bool,
     quantization: dict[str, dict[Part, Scheme]],
     sample_from_anchor: bool | None,
+    family: str | None,
     ignore_keys: tuple[str, ...],
     target_graph: bool | None,
     weights: str,
@@ -109,6 +112,7 @@ def export(
             "--outputs": outputs,
             "--sampled": sampled,
             "--sample-from-anchor": sample_from_anchor is not None,
+            "--family": family,
             "--ignore-key": of_draft(ignore_keys),
             "--no-target-graph": target_graph is False,
         }
@@ -125,6 +129,7 @@ def export(
         extra_outputs=outputs,
         sampled=sampled,
         sample_from_anchor=sample_from_anchor,
+        family=None if family is None else Family(family),
         ignore_keys=frozenset(ignore_keys),
         quantization=quantization,
         target_graph=target_graph,

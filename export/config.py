@@ -15,6 +15,7 @@ from draftrt.export.config_block import read_block, read_taps
 from draftrt.export.config_dimensions import read_dimensions
 from draftrt.export.config_family import Kind, read_kind
 from draftrt.export.config_heads import (
+    check_heads,
     read_confidence,
     read_dflash2,
     read_markov,
@@ -24,6 +25,7 @@ from draftrt.export.config_heads import (
 from draftrt.export.config_rope import read_rope
 from draftrt.export.config_unknown import refuse_unknown
 from draftrt.export.facts import Facts
+from draftrt.spec import Family
 
 Shapes = Mapping[str, tuple[int, ...]]
 MOST_IDS = 1 << 26
@@ -53,6 +55,7 @@ def read_config(
     stored_dtype: str = "bfloat16",
     sample_from_anchor: bool | None = None,
     ignore_keys: frozenset[str] = frozenset(),
+    family: Family | None = None,
 ) -> ConfigFacts:
     """Resolve all facts of a drafter's config.
 
@@ -62,8 +65,9 @@ def read_config(
         stored_dtype: element type of the checkpoint's tensors.
         sample_from_anchor: the user's own statement where the config is silent.
         ignore_keys: unknown keys the user declares to be without effect.
+        family: the user's own statement where the config's labels are wrong.
     """
-    kind = read_kind(facts)
+    kind = read_kind(facts, family)
     body = kind.body
     for scope in ("dflash_config", "dspark_config", "speculators_config"):
         facts.table(scope)
@@ -108,6 +112,7 @@ def _read_heads(facts: Facts, kind: Kind, shapes: Shapes, hidden: int) -> dict[s
     """What turns the layers' rows into drafts and confidences."""
     markov = read_markov(facts, kind, shapes)
     confidence = read_confidence(facts, kind, shapes, markov, hidden)
+    check_heads(facts, kind, markov, confidence)
     selector, conv = read_dflash2(facts, kind)
     if conv is not None and hidden % conv.group_size:
         facts.error(f"conv_group_size {conv.group_size} does not divide hidden_size {hidden}")

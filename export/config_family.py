@@ -62,6 +62,7 @@ class Kind:
         architecture: its architecture string; may be empty.
         is_speculators: speculators' conventions hold (layer ids one higher, window edge, defaults).
         body: prefix of the keys that describe the layers, with its dot, or empty.
+        is_settled: false where nothing known names the family.
     """
 
     family: Family
@@ -70,10 +71,16 @@ class Kind:
     architecture: str
     is_speculators: bool
     body: str
+    is_settled: bool = True
 
 
-def read_kind(facts: Facts) -> Kind:
-    """Resolve family, backbone and format; two declarations that differ are an error."""
+def read_kind(facts: Facts, stated_family: Family | None = None) -> Kind:
+    """Resolve family, backbone and format; two declarations that differ are an error.
+
+    Args:
+        facts: the config.
+        stated_family: the user's own word, which holds against every label of the config.
+    """
     stated = facts.raw("architectures")
     names = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
     if stated is not None and not names:
@@ -89,58 +96,76 @@ def read_kind(facts: Facts) -> Kind:
         if facts.raw(f"{body}layer_types") is None:  # beside them it says nothing
             facts.adopt(body, ("max_window_layers",))
     refuse_backbones(facts, body, architecture)
-    family = _family(facts, architecture)
+    family = _family(facts, architecture, stated_family)
     backbone = _backbone(facts, body, architecture)
     return Kind(
-        family,
+        family or Family.DFLASH,
         backbone,
         _format(facts, architecture, is_speculators),
         architecture,
         is_speculators,
         body,
+        is_settled=family is not None,
     )
 
 
-def _family(facts: Facts, architecture: str) -> Family:
+LABELS = (
+    "speculators_model_type",
+    "speculators_config.algorithm",
+    "dflash_config.projector_type",
+    "projector_type",
+)
+OPTION = "--family"
+
+
+def _family(facts: Facts, architecture: str, stated: Family | None) -> Family | None:
+    """Return the family that the user or the config names; None where nothing known does."""
     claims: dict[str, Family] = {}
     if architecture in ARCHITECTURES:
         claims["architectures"] = ARCHITECTURES[architecture][0]
-    elif architecture:
-        facts.error(
-            f"architectures: {architecture!r} is not a supported drafter, expected one of "
-            f"{sorted(ARCHITECTURES)}",
-            "give a DFlash, DFlash2 or DSpark drafter",
-            unsupported=True,
-        )
-        facts.is_whole = False
-    for path in (
-        "speculators_model_type",
-        "speculators_config.algorithm",
-        "dflash_config.projector_type",
-        "projector_type",
-    ):
+    for path in LABELS:
         value = facts.raw(path)
         if value is None or value == "domino":
             continue
-        if value not in [family.value for family in Family]:
+        if value in [family.value for family in Family]:
+            claims[path] = Family(value)
+        elif stated is None:
             facts.error(
                 f"{path}: {value!r:.60} is not supported, expected one of "
                 f"{[family.value for family in Family]}",
                 unsupported=True,
             )
-            continue
-        claims[path] = Family(value)
+    if stated is not None:
+        others = [f"{path} ({family.value})" for path, family in claims.items() if family != stated]
+        if others:
+            facts.warnings.append(
+                f"family {stated.value} is taken from {OPTION}, against {', '.join(others)}"
+            )
+        facts.say("family", f"{OPTION}, stated by the user")
+        return stated
+    if architecture and architecture not in ARCHITECTURES:
+        facts.error(
+            f"architectures: {architecture!r} is not a supported drafter, expected one of "
+            f"{sorted(ARCHITECTURES)}",
+            f"if it is one of these under another name, say which: {OPTION} dflash, dflash2 or "
+            "dspark; its keys and tensors are checked all the same",
+            unsupported=True,
+        )
+        facts.is_whole = False
     if len(set(claims.values())) > 1:
         shown = {path: family.value for path, family in claims.items()}
-        facts.error(f"family is stated with different values: {shown}")
+        facts.error(
+            f"family is stated with different values: {shown}",
+            f"say which one holds with {OPTION}",
+        )
     if not claims:
         if not architecture:
             facts.error(
                 f"family is missing, expected architectures to name one of {sorted(ARCHITECTURES)}",
-                "is this a drafter's config.json?",
+                f"is this a drafter's config.json? If so, {OPTION} says which family it is",
             )
         facts.is_whole = False
-        return Family.DFLASH
+        return None
     path, family = next(iter(claims.items()))
     facts.say("family", path)
     return family

@@ -41,11 +41,6 @@ def read_markov(facts: Facts, kind: Kind, shapes: Shapes) -> MarkovSpec | None:
         facts.say("markov", source)
         return None
     facts.say("markov", f"{source}; type: {facts.sources.get('markov')}")
-    if kind.family is not Family.DSPARK:
-        facts.error(
-            f"markov_rank {rank} in a {kind.family.value} drafter",
-            "a Markov head belongs to DSpark; which of the two is wrong is not guessed",
-        )
     return MarkovSpec(type=type_, rank=rank)
 
 
@@ -89,9 +84,22 @@ def read_confidence(
             "one of the two keys is wrong",
         )
         with_markov = False
-    if kind.family is not Family.DSPARK:
-        facts.error(f"a confidence head in a {kind.family.value} drafter", "it belongs to DSpark")
     return ConfidenceSpec(with_markov=with_markov, has_bias="confidence_head.proj.bias" in shapes)
+
+
+def check_heads(
+    facts: Facts, kind: Kind, markov: MarkovSpec | None, confidence: ConfidenceSpec | None
+) -> None:
+    """Add one finding where a drafter of another family has the heads of a DSpark drafter."""
+    has = [f"markov_rank {markov.rank}"] if markov is not None else []
+    has += ["a confidence head"] if confidence is not None else []
+    if has and kind.is_settled and kind.family is not Family.DSPARK:
+        facts.error(
+            f"{' and '.join(has)} in a {kind.family.value} drafter ({facts.sources.get('family')})",
+            "such heads belong to DSpark: if it is one, say so with --family dspark; which of the "
+            "two is wrong is not guessed",
+        )
+        facts.is_whole = False  # which tensors there should be is open
 
 
 def read_dflash2(facts: Facts, kind: Kind) -> tuple[SelectorSpec | None, ConvSpec | None]:
@@ -99,11 +107,13 @@ def read_dflash2(facts: Facts, kind: Kind) -> tuple[SelectorSpec | None, ConvSpe
     keys = ("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size")
     if kind.family is not Family.DFLASH2:
         stated = [key for key in keys if facts.raw(f"dflash_config.{key}") is not None]
-        if stated:
+        if stated and kind.is_settled:
             facts.error(
-                f"dflash_config has {stated} in a {kind.family.value} drafter",
-                "they belong to DFlash2; is architectures wrong?",
+                f"dflash_config has {stated} in a {kind.family.value} drafter "
+                f"({facts.sources.get('family')})",
+                "they belong to DFlash2: if it is one, say so with --family dflash2",
             )
+            facts.is_whole = False
         for fact in ("selector", "conv"):
             facts.say(fact, f"none in family {kind.family.value}")
         return None, None

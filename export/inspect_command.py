@@ -16,8 +16,10 @@ from draftrt.export.inspect_bundle import bundle_table, describe_bundle
 from draftrt.export.load import load_drafter
 from draftrt.export.target import read_target
 from draftrt.export.target_files import check_target_files
+from draftrt.family_cli import family_option
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.printable import printable
+from draftrt.spec import Family
 from draftrt.verify_cli import no_verify_option
 
 
@@ -29,6 +31,7 @@ from draftrt.verify_cli import no_verify_option
     default=None,
     help="Alignment, where the config leaves it open.",
 )
+@family_option
 @ignore_key_option
 @no_verify_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -36,6 +39,7 @@ def inspect(
     draft: Path,
     target: Path | None,
     sample_from_anchor: bool | None,
+    family: str | None,
     ignore_keys: tuple[str, ...],
     verify: Verify,
     as_json: bool,
@@ -45,7 +49,7 @@ def inspect(
     Of a bundle: its graphs, what of them is quantised, and its plans.
     """
     if (draft / MANIFEST).is_file():
-        if target is not None or sample_from_anchor is not None or ignore_keys:
+        if target is not None or sample_from_anchor is not None or family or ignore_keys:
             raise click.UsageError(f"{draft} is a bundle: it was checked when it was made")
         _show_bundle(Bundle.open(draft, verify=verify), as_json=as_json)
         return
@@ -53,7 +57,11 @@ def inspect(
         raise click.UsageError("got --ignore-key target:... without --target")
     model = read_target(target, draft=draft) if target is not None else None
     loaded = load_drafter(
-        draft, model, sample_from_anchor=sample_from_anchor, ignore_keys=of_draft(ignore_keys)
+        draft,
+        model,
+        sample_from_anchor=sample_from_anchor,
+        ignore_keys=of_draft(ignore_keys),
+        family=None if family is None else Family(family),
     )
     warnings = list(loaded.spec.warnings)
     decoder = None

@@ -23,7 +23,7 @@ from draftrt.export.target import Target
 from draftrt.export.tensor_names import Canonical, canonicalise
 from draftrt.export.tensor_ref import TensorRef
 from draftrt.export.vocabulary import read_vocabulary
-from draftrt.spec import DrafterSpec
+from draftrt.spec import DrafterSpec, Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ def load_drafter(
     *,
     sample_from_anchor: bool | None = None,
     ignore_keys: frozenset[str] = frozenset(),
+    family: Family | None = None,
 ) -> LoadedDrafter:
     """Read, resolve and check a drafter.
 
@@ -61,6 +62,7 @@ def load_drafter(
         target: the target it is to draft for; None to look at the drafter alone.
         sample_from_anchor: the user's statement where the config leaves alignment open.
         ignore_keys: unknown config keys the user declares to be without effect.
+        family: the user's statement where the config's labels are wrong.
 
     Raises:
         DraftrtError: every contradiction, missing or unclaimed tensor and refusal found.
@@ -84,6 +86,7 @@ def load_drafter(
         stored_dtype=fusion.dtype if fusion and fusion.dtype in FLOATS else "bfloat16",
         sample_from_anchor=sample_from_anchor,
         ignore_keys=ignore_keys,
+        family=family,
     )
     spec = _assemble(facts, config, names, target) if facts.is_whole else None
     findings += [*facts.findings]

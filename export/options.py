@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from draftrt.export.places import WeightMode
 from draftrt.export.profile import Profile
 from draftrt.quantization import Quantization
-from draftrt.spec import DecoderSpec, DrafterSpec, Precision
+from draftrt.spec import DecoderSpec, DrafterSpec, Family, Precision
 
 DEFAULT_CONTEXT = 4096
 MOST_CONTEXT = 2**24  # positions are float32 in the rotary tables: whole up to there
@@ -26,6 +26,7 @@ class ExportOptions:
         extra_outputs: further outputs of the graph (``logits``, ``hidden``, ...).
         sampled: the drafts can be drawn at a temperature, by noise among the graph's inputs.
         sample_from_anchor: alignment where the config leaves it open.
+        family: family where the config's labels are wrong.
         ignore_keys: unknown config keys declared to be without effect.
         quantization: graph name (``draft``, ``target``) to the parts whose weights are stored
             quantised.
@@ -43,6 +44,7 @@ class ExportOptions:
     extra_outputs: tuple[str, ...] = ()
     sampled: bool = False
     sample_from_anchor: bool | None = None
+    family: Family | None = None
     ignore_keys: frozenset[str] = field(default_factory=frozenset)
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
     target_graph: bool | None = None

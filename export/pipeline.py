@@ -63,6 +63,7 @@ def export_bundle(
                 model,
                 sample_from_anchor=options.sample_from_anchor,
                 ignore_keys=of_draft(options.ignore_keys),
+                family=options.family,
             )
         except DraftrtError as error:
             collect([error, *findings])

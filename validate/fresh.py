@@ -91,10 +91,14 @@ def read_fresh(bundle: Bundle, draft: Path, target: Path | None) -> Fresh:
     from draftrt.runtime.load import find_target
 
     spec, entry = bundle.drafter(), bundle.graph("draft")
-    # An alignment that the config leaves open was stated when the bundle was made.
-    stated = spec.sample_from_anchor if _was_stated(spec) else None
+    # What the config leaves open, or names wrongly, was stated when the bundle was made.
     loaded = load_drafter(
-        draft, read_target(find_target(bundle, target), draft=draft), sample_from_anchor=stated
+        draft,
+        read_target(find_target(bundle, target), draft=draft),
+        sample_from_anchor=spec.sample_from_anchor
+        if _was_stated(spec, "sample_from_anchor")
+        else None,
+        family=spec.family if _was_stated(spec, "family") else None,
     )
     tensors = requantized(
         bundle.file(entry.file),
@@ -147,8 +151,8 @@ def _shown(value: Any) -> str:
     return str(getattr(value, "value", value))
 
 
-def _was_stated(spec: DrafterSpec) -> bool:
-    return spec.sources["sample_from_anchor"].startswith("--")
+def _was_stated(spec: DrafterSpec, fact: str) -> bool:
+    return spec.sources[fact].startswith("--")
 
 
 def _weight_differences(

@@ -138,6 +138,7 @@ def _plan_checkpoints(
         draft,
         model,
         sample_from_anchor=options.sample_from_anchor,
+        family=options.family,
         ignore_keys=of_draft(options.ignore_keys),
     )
     decoder, left_out = choose_decoder(model, options, is_alone=False)

@@ -11,10 +11,11 @@ from draftrt.bundle import MANIFEST, Verify
 from draftrt.engines.devices import DEVICES, find_device
 from draftrt.export.options import MOST_CONTEXT, ExportOptions
 from draftrt.export.places import WeightMode
+from draftrt.family_cli import family_option
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
-from draftrt.spec import Precision
+from draftrt.spec import Family, Precision
 from draftrt.validate.plan import fitting, plan_pair
 from draftrt.validate.plan_report import as_record, as_text
 from draftrt.verify_cli import no_verify_option
@@ -27,6 +28,7 @@ OF_EXPORTS = (
     "target_graph",
     "weights",
     "sample_from_anchor",
+    "family",
     "ignore_keys",
 )
 
@@ -65,6 +67,7 @@ OF_EXPORTS = (
     default=None,
     help="Alignment, where the config leaves it open.",
 )
+@family_option
 @ignore_key_option
 @no_verify_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -81,6 +84,7 @@ def plan(
     target_graph: bool | None,
     weights: str,
     sample_from_anchor: bool | None,
+    family: str | None,
     ignore_keys: tuple[str, ...],
     verify: Verify,
     as_json: bool,
@@ -99,6 +103,7 @@ def plan(
         target_graph=target_graph,
         weights=WeightMode(weights),
         sample_from_anchor=sample_from_anchor,
+        family=None if family is None else Family(family),
         ignore_keys=frozenset(ignore_keys),
     )
     is_all = not names or "all" in names

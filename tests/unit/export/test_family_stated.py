@@ -1,0 +1,67 @@
+"""Labels that contradict a drafter's heads: one finding, and a way out that checks all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from draftrt.validate.toys import REMOVED, Kind
+
+DSPARK, ZLAB, DFLASH2 = Kind.DEEPSPEC_DSPARK, Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2
+OTHER = {"architectures": ["DFlashDraftModel"]}
+FORK = {"architectures": ["SomeForksDraftModel"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "says", "family"),
+    [
+        (DSPARK, OTHER, "markov_rank 12 and a confidence head in a dflash drafter", "dspark"),
+        (DSPARK, FORK, "'SomeForksDraftModel' is not a supported drafter", "dspark"),
+        (DSPARK, {"architectures": REMOVED}, "family is missing", "dspark"),
+        (ZLAB, {"projector_type": "dspark"}, "family is stated with different values", "dflash"),
+        (ZLAB, FORK, "'SomeForksDraftModel' is not a supported drafter", "dflash"),
+        (DFLASH2, FORK, "'SomeForksDraftModel' is not a supported drafter", "dflash2"),
+    ],
+)
+def test_a_wrong_label_is_one_finding_with_a_way_out(
+    kind: Kind,
+    config: dict[str, object],
+    says: str,
+    family: str,
+    draft: Callable[..., Path],
+    inspect: Callable[..., Result],
+) -> None:
+    folder = draft(kind, overrides=config)
+    told = inspect(folder)
+    assert told.exit_code == 1
+    assert says in told.stderr.splitlines()[0]
+    assert "--family" in told.stderr
+    assert "problems found" not in told.stderr
+    stated = inspect(folder, "--family", family)
+    assert stated.exit_code == 0, stated.stderr
+    assert "--family, stated by the user" in stated.stdout
+    is_against = config == OTHER or "projector_type" in config
+    assert (f"family {family} is taken from --family, against" in stated.stderr) == is_against
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "says"),
+    [
+        (DSPARK, "dflash", "markov_rank 12 and a confidence head in a dflash drafter (--family"),
+        (ZLAB, "dflash2", "selector_rank is missing"),
+        (DFLASH2, "dflash", "in a dflash drafter (--family"),
+    ],
+)
+def test_a_stated_family_that_contradicts_the_checkpoint_is_refused(
+    kind: Kind,
+    family: str,
+    says: str,
+    draft: Callable[..., Path],
+    inspect: Callable[..., Result],
+) -> None:
+    told = inspect(draft(kind), "--family", family)
+    assert told.exit_code == 1
+    assert says in told.stderr
