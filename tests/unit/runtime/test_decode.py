@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from draftrt.errors import BusyError, FeedError, UnsupportedError
-from draftrt.runtime.decode import Decoder
+from draftrt.runtime.choose import Chooser
+from draftrt.runtime.decode import NOTHING, Decoder
 from draftrt.runtime.drafter import Drafter
 from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.propose import Proposal
 from draftrt.runtime.stats import Round, Stats
+from draftrt.runtime.target import TargetRows
+from draftrt.runtime.verify import DraftDistribution
 
 PROMPT = (3, 1, 4, 1, 5)
 
@@ -341,3 +345,68 @@ def test_sampled_text_has_the_targets_distribution(
     )
     assert len(expected) == 8
     assert statistic < 24.322  # upper 0.1 % point of chi-square with 7 degrees of freedom
+
+
+def test_going_on_draws_on_and_does_not_begin_the_seed_again(toy: SimpleNamespace) -> None:
+    options = DecodeOptions(max_tokens=24, temperature=2.0, seed=5)
+    whole = tokens(list(Decoder(toy.target()).decode(PROMPT, options)))
+    decoder = Decoder(toy.target())
+    found = tokens(list(decoder.decode(PROMPT, replace(options, max_tokens=8))))
+    for _ in range(2):
+        found += tokens(list(decoder.resume(replace(options, max_tokens=8))))
+    assert found == whole  # plain decoding draws once a token
+
+
+def test_a_stop_token_that_is_the_last_wanted_one_is_a_stop(toy: SimpleNamespace) -> None:
+    text = toy.greedy(PROMPT, 30)
+    for stop in {*text}:
+        length = text.index(stop) + 1
+        options = DecodeOptions(max_tokens=length, stop_ids=frozenset({stop}))
+        for num_right in ((0,), (9,), (1, 3)):
+            rounds = list(build(toy, num_right)[0].decode(PROMPT, options))
+            assert (tokens(rounds), rounds[-1].finish) == (text[:length], "stop")
+
+
+@pytest.mark.parametrize("temperature", [0.049, 0.01, 1e-6])
+def test_low_temperatures_are_drawn_from(toy: SimpleNamespace, temperature: float) -> None:
+    """Two tokens a temperature apart: their shares are 1 to e, far from the greedy choice."""
+    options = DecodeOptions(temperature=temperature)
+    assert not options.is_greedy
+    logits = np.full((1, 4), -100.0, np.float32)
+    logits[0, 1:3] = 0.0, -temperature
+    rows = TargetRows(
+        features=np.zeros((1, 1, 0), np.float32), token_ids=np.array([1]), logits=logits
+    )
+    chooser = Chooser(options, np.random.default_rng(2))
+    second = sum(chooser.accept(NOTHING, rows, PROMPT, 0).bonus == 2 for _ in range(2000))
+    assert 440 < second < 640  # 2000 / (1 + e) = 538, five standard deviations
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_drawn_drafts_that_are_cut_keep_what_they_were_drawn_from(length: int) -> None:
+    """The first token of 4000 rounds has the target's distribution, however many are verified.
+
+    It has so too where the drafts are judged as certain ones, whatever they were drawn from; but
+    then a draft is kept with probability sum(p q), 0.25 here, and not sum(min(p, q)), 0.5.
+    """
+    rng = np.random.default_rng(3)
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.2, 0.7])
+    rows = TargetRows(
+        features=np.zeros((1, length + 1, 0), np.float32),
+        token_ids=np.zeros(length + 1, np.int64),
+        logits=np.log(np.tile(p, (length + 1, 1))).astype(np.float32),
+    )
+    chooser = Chooser(DecodeOptions(temperature=1.0), rng)
+    counts, num_kept = np.zeros(3), 0
+    for _ in range(4000):
+        offered = Proposal(
+            token_ids=rng.choice(3, size=2, p=q),
+            distribution=DraftDistribution(probabilities=np.tile(q, (2, 1))),
+        )
+        kept = offered.head(length)
+        outcome = chooser.accept(kept, rows, PROMPT, 0)
+        counts[kept.token_ids[0] if outcome.num_accepted else outcome.bonus] += 1
+        num_kept += outcome.num_accepted > 0
+    statistic = ((counts - 4000 * p) ** 2 / (4000 * p)).sum()
+    assert statistic < 13.816  # upper 0.1 % point of chi-square with 2 degrees of freedom
+    assert abs(num_kept - 2000 * (length > 0)) < 160  # five standard deviations

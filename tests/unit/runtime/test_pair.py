@@ -114,6 +114,20 @@ def test_a_stop_string_counts_only_behind_the_minimum(toy: SimpleNamespace, fold
     assert done.text == text[: text.index(stop, 12)]
 
 
+@pytest.mark.parametrize("num_right", [(0,), (9,), (1, 2)], ids=["none", "all", "mixed"])
+def test_the_first_token_behind_the_minimum_may_complete_a_stop_string_and_none_before(
+    toy: SimpleNamespace, folder: Path, num_right: tuple[int, ...]
+) -> None:
+    text = expected_text(toy, 60)
+    for least in range(1, 30):
+        for stop in (text[least - 1], text[least]):
+            pair, *_ = build(toy, folder, num_right)
+            options = DecodeOptions(max_tokens=60, min_tokens=least)
+            expected = text.find(stop, least)
+            done = pair.generate(PROMPT, options, stop=[stop])
+            assert done.text == (text if expected < 0 else text[:expected])
+
+
 def test_what_may_become_a_stop_string_comes_in_the_end(toy: SimpleNamespace, folder: Path) -> None:
     text = expected_text(toy, 10)
     pair, *_ = build(toy, folder, (0,))
