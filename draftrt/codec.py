@@ -71,7 +71,10 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
             raise _wrong(where, data, f"one of {choices}")
         return kind(data)
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError:
+            raise _wrong(where, f"an integer of {data.bit_length()} bits", "float") from None
     if kind is not Any and (not isinstance(data, kind) or (kind is int and isinstance(data, bool))):
         raise _wrong(where, data, kind.__name__)
     return data

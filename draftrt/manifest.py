@@ -124,6 +124,8 @@ class Manifest:
         notes: measured or chosen values that later stages read, name to JSON value.
         decoder: the target's layers, where its graph was exported.
         links: checkpoint files that the bundle points to, relative path to what is known of them.
+        target_samples: tensor of the target's checkpoint to a hash of samples of it; see
+            `draftrt.tensor_samples`. Empty where an older draftrt wrote the bundle.
     """
 
     drafter: DrafterSpec | None
@@ -138,3 +140,4 @@ class Manifest:
     notes: dict[str, Any] = field(default_factory=dict)
     decoder: DecoderSpec | None = None
     links: dict[str, LinkEntry] = field(default_factory=dict)
+    target_samples: dict[str, str] = field(default_factory=dict)

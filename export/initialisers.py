@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from draftrt.bundle_files import name_problem, place_problem
 from draftrt.dtypes import BY_NAME, FLOATS
 from draftrt.errors import BundleError
 from draftrt.export.graph_tensors import GraphTensor
@@ -124,6 +125,11 @@ def _quantised(
 def _place(tensor: Any, path: Path) -> tuple[Path, int]:
     place = {item.key: item.value for item in tensor.external_data}
     try:
-        return path.parent / place["location"], int(place.get("offset", "0"))
+        location, offset = str(place["location"]), int(place.get("offset", "0"))
     except (KeyError, ValueError) as error:
         raise BundleError(f"{path}: {tensor.name} lies nowhere: {place}", hint=DAMAGED) from error
+    if problem := name_problem(location) or place_problem(path.parent, location):
+        raise BundleError(
+            f"{path}: {tensor.name}: its file {location!r:.80}: {problem}", hint=DAMAGED
+        )
+    return path.parent / location, offset

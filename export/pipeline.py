@@ -29,6 +29,7 @@ from draftrt.packages import require
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.quantization import describe
 from draftrt.spec import DecoderSpec
+from draftrt.tensor_samples import sample_tensors
 
 
 def export_bundle(
@@ -212,6 +213,7 @@ def _manifest(
         notes=notes,
         decoder=decoder,
         links=weights.links.entries(hashes),
+        target_samples=sample_tensors(target.folder),
     )
 
 

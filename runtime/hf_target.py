@@ -21,6 +21,7 @@ from draftrt.json_file import read_object
 from draftrt.runtime.target import TargetRows
 from draftrt.spec import TargetSpec
 
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 CROPPABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -54,13 +55,15 @@ class HfTarget:
             threads: torch's threads, for the whole process.
 
         Raises:
-            BackendError: torch or transformers is missing, or transformers cannot load the folder.
+            BackendError: torch or transformers is missing, the weights are no safetensors, or
+                transformers cannot load the folder.
             SpecError: a tapped layer is beyond the model's depth.
             UnsupportedError: layers whose state cannot be cropped (linear attention, Mamba).
         """
-        torch, transformers = _import_frameworks()
         config = read_text_config(Path(folder))
+        torch, transformers = _import_frameworks()
         _check_layer_types(config, Path(folder))
+        _check_weights(Path(folder))
         torch.set_num_threads(threads)
         self._model: Any = load_pretrained(
             transformers,
@@ -251,7 +254,9 @@ def load_pretrained(transformers: ModuleType, kind: Any, folder: Path, **options
     is_shown = progress.is_progress_bar_enabled()
     progress.disable_progress_bar()
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True, **options).eval()
+        return kind.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True, **options
+        ).eval()
     except (OSError, ValueError, ImportError) as error:
         raise BackendError(
             f"{folder}: transformers {transformers.__version__} cannot load it: {error}"
@@ -259,6 +264,22 @@ def load_pretrained(transformers: ModuleType, kind: Any, folder: Path, **options
     finally:
         if is_shown:
             progress.enable_progress_bar()
+
+
+def _check_weights(folder: Path) -> None:
+    """Refuse a folder whose weights are pickles: loading one may run what it holds.
+
+    Raises:
+        BackendError: there are pickles and no safetensors files; names them.
+    """
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(one.name for kind in PICKLES for one in folder.glob(kind))
+    if pickles:
+        raise BackendError(
+            f"{folder}: got weights as pickles ({', '.join(pickles[:3])}), expected safetensors",
+            hint="a pickle may run code when it is loaded; convert it to safetensors",
+        )
 
 
 def _check_layer_types(config: dict[str, Any], folder: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from draftrt.backends import ONNXRUNTIME
 from draftrt.bundle import Bundle, Verify
 from draftrt.errors import BackendError, BundleError
 from draftrt.json_file import read_object, token_ids
+from draftrt.printable import printable
 from draftrt.runtime.backend import GraphSession
 from draftrt.runtime.drafter import Drafter
 from draftrt.runtime.graph_target import GraphTarget
@@ -15,6 +17,7 @@ from draftrt.runtime.hf_target import HfTarget, check_same_target
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.schedule import read_costs, where
 from draftrt.runtime.target import Target
+from draftrt.tensor_samples import other_tensors
 
 TARGET_NOTE = "target_path"  # manifest note: the target's folder on the machine that exported
 
@@ -60,6 +63,8 @@ def load(
     port = _port(bundle, target, target_port)
     taps = () if spec is None else spec.target_layer_ids
     folder = find_target(bundle, target) if port == "hf" else None
+    if folder is not None:
+        _warn_of_other_weights(bundle, folder)
 
     def open_on(name: str) -> GraphSession:
         return open_graph(
@@ -204,6 +209,18 @@ def find_target(bundle: Bundle, folder: Path | str | None) -> Path:
             )
     check_same_target(Path(folder), bundle.manifest.target)
     return Path(folder)
+
+
+def _warn_of_other_weights(bundle: Bundle, folder: Path) -> None:
+    """Say where a target's folder holds other weights than the one that was exported with."""
+    expected = bundle.manifest.target_samples
+    if others := other_tensors(folder, expected):
+        sys.stderr.write(
+            f"warning: {printable(str(folder))}: {len(others)} of {len(expected)} tensors are not "
+            f"those of the target that the bundle was exported with, {printable(others[0])} for "
+            "one: the text is this target's own, but a drafter made for another one may be "
+            "accepted less\n"
+        )
 
 
 def read_stop_ids(bundle: Bundle) -> frozenset[int]:
