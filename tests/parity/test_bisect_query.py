@@ -149,3 +149,18 @@ def test_a_weight_that_is_read_is_not_called_unused(clean: Clean, tmp_path: Path
     found = search.first()
     assert found is not None
     assert not [line for line in found.evidence if "no node of the graph uses" in line]
+
+
+@pytest.mark.parametrize("clean", [Kind.ZLAB_DFLASH], indirect=True)
+@pytest.mark.parametrize(("factor", "is_seen"), [(1.0002, True), (1.000002, False)])
+def test_values_ten_limits_off_are_seen_and_roundings_are_not(
+    clean: Clean, factor: float, is_seen: bool
+) -> None:
+    def a_little(graph: Any, layer: int) -> str:
+        node, by = norm_of(graph, layer), constant(graph, np.float32(factor))
+        insert(graph, node, 1, ("Mul", ["", by], {}))
+        return str(node.name)
+
+    _, search = found_with(clean, a_little, 1)
+    search.edits = ()
+    assert (search.first() is not None) == is_seen
