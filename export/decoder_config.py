@@ -223,7 +223,7 @@ def _biases(facts: Facts, flavour: Flavour) -> dict[str, bool]:
     mlp = facts.flag("mlp_bias", ["mlp_bias"], default=False, why="default false")
     if mlp and not flavour.has_mlp_bias:
         facts.error("mlp_bias is true, but this architecture has none")
-    facts.say("output_bias", facts.sources["qkv_bias"])
+    facts.say("output_bias", facts.sources.get("qkv_bias", "attention_bias"))
     return {
         "qkv_bias": stated if flavour.qkv_bias is None else flavour.qkv_bias,
         "output_bias": stated if flavour.output_bias is None else flavour.output_bias,

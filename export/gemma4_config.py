@@ -48,7 +48,7 @@ def read_gemma4(facts: Facts, target: Target) -> dict[str, Any]:
     dim = facts.number("head_dim", [f"{body}{DIM}"], low=2, high=1 << 14, default=256, why="256")
     hidden = facts.number("hidden_size", [f"{body}hidden_size"], low=2, high=1 << 24)
     bias = facts.flag("qkv_bias", [f"{body}attention_bias"], default=False, why="default false")
-    facts.say("output_bias", facts.sources["qkv_bias"])
+    facts.say("output_bias", facts.sources.get("qkv_bias", "attention_bias"))
     for name in ("mlp_bias", "qk_norm"):
         facts.say(name, "architectures")
     gemma4 = _gemma4(facts, body, target, types, hidden, groups, is_wrapped=is_wrapped)
