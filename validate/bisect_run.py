@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.manifest import GraphEntry
-from draftrt.onnx_runtime import load_onnxruntime
+from draftrt.onnx_runtime import load_onnxruntime, point_to_weights
 from draftrt.runtime.ort import AS_WRITTEN, QUANTISED_PRODUCTS
 from draftrt.spec import Precision
 from draftrt.validate.bisect_graph import Graph
@@ -133,10 +133,10 @@ class MarkedGraph:
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry(QUANTISED_PRODUCTS, AS_WRITTEN)
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(self._graph.path.parent)
-        )
+        mapped = point_to_weights(options, self._graph.path.parent)
         self.num_sessions += 1
-        return onnxruntime.InferenceSession(
+        session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
+        del mapped  # which it needed until now
+        return session

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from draftrt.closing import Closing
 from draftrt.errors import BackendError
-from draftrt.onnx_runtime import load_onnxruntime
+from draftrt.onnx_runtime import load_onnxruntime, point_to_weights
 from draftrt.packages import require
 from draftrt.runtime.backend import GraphSession
 from draftrt.runtime.ort import AS_WRITTEN, INT8, QUANTISED_PRODUCTS
@@ -176,11 +176,11 @@ def onnxruntime_runner(model: Path | bytes, weights: Path, *, as_run: bool = Fal
         options.intra_op_num_threads = 1
         options.add_session_config_entry(QUANTISED_PRODUCTS, INT8 if as_run else AS_WRITTEN)
         options.log_severity_level = 3  # caches go in and out as arrays: copies are no news here
-        if isinstance(model, bytes):
-            key = "session.model_external_initializers_file_folder_path"
-            options.add_session_config_entry(key, str(weights))
+        mapped = point_to_weights(options, weights) if isinstance(model, bytes) else []
         content = model if isinstance(model, bytes) else str(model)
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        del mapped  # which it needed until now
+        return session
 
     return OnnxrtRunner(load, name="onnxruntime")
 
