@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.export.outputs import CANDIDATE_OUTPUTS, EXTRA_OUTPUTS
 from tests.parity.family_checkpoints import Case, rounds
 
+OUTPUTS = (*EXTRA_OUTPUTS, *CANDIDATE_OUTPUTS)  # of the drafter to compare
 TOLERANCE = 4e-5  # relative to the largest value: float32 against float64
 MARGIN = 1e-5  # a smaller gap between the best two logits makes ids a matter of luck
 Draft = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]

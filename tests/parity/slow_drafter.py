@@ -261,13 +261,19 @@ class SlowDrafter:
         return named | ({"confidence": np.array(confidence)} if confidence else {})
 
     def _select(self, hidden: Array, base: Array, anchor: int) -> Outputs:
-        a, ids, token, candidates = self._arrays, [], anchor, []
+        a, ids, token, candidates, scores = self._arrays, [], anchor, [], []
         for h, u in zip(hidden, base, strict=True):
             best = sorted(range(len(u)), key=lambda i: (-u[i], i))[: self._m.top_k]
             g = self._linear("candidate_selector.hidden_projection", h)
             origin = a["candidate_selector.predecessor_codebook.weight"][token] * g
             after = a["candidate_selector.successor_codebook.weight"]
-            token = max(best, key=lambda b: float(u[b] + origin @ after[b]))
+            edges = [float(u[b] + origin @ after[b]) for b in best]
+            token = best[edges.index(max(edges))]
             ids.append(token)
-            candidates.append(sorted(best))
-        return self._named(ids, base) | {"candidates": np.array(candidates)}
+            candidates.append(best)
+            scores.append(edges)
+        return self._named(ids, base) | {
+            "candidates": np.sort(candidates),
+            "candidate_ids": np.array(candidates),
+            "candidate_scores": np.array(scores),
+        }

@@ -12,13 +12,12 @@ from draftrt.export.choices import MARKOV_TYPES, ROPE_TYPES
 from draftrt.export.families import BACKBONES, FAMILIES
 from draftrt.export.graph_tensors import draft_tensors
 from draftrt.export.load import load_drafter
-from draftrt.export.outputs import EXTRA_OUTPUTS
 from draftrt.export.shapes import HEADS, LAYERS
 from draftrt.export.target import Target
 from draftrt.spec import Precision
 from draftrt.validate.reference import ReferenceRounds
 from tests.parity.family_checkpoints import make_case
-from tests.parity.family_rounds import compare_rounds
+from tests.parity.family_rounds import OUTPUTS, compare_rounds
 from tests.parity.family_rows import (
     BACKBONE_OF_TAG,
     FAMILY_OF_TAG,
@@ -56,6 +55,6 @@ def test_a_drafter_computes_what_the_slow_one_does(
     loaded = load_drafter(case.folder, case.target)
     assert loaded.spec.num_draft_tokens == case.num_drafts
     tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
-    module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)
+    module = reference_module(loaded.spec, tensors, extra_outputs=OUTPUTS)
     fast = ReferenceRounds(module, Precision.FP32, CONTEXT)
     compare_rounds(case, fast.run, seed=len(row[0]))

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from draftrt.export.draft_graph import write_draft_graph
 from draftrt.export.load import load_drafter
 from draftrt.export.options import ExportOptions
-from draftrt.export.outputs import EXTRA_OUTPUTS
 from draftrt.export.profile import Profile
 from draftrt.export.target import Target
 from tests.parity.family_checkpoints import make_case
-from tests.parity.family_rounds import compare_rounds
+from tests.parity.family_rounds import OUTPUTS, compare_rounds
 from tests.parity.family_rows import Row
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.extended]
@@ -89,6 +88,6 @@ def test_a_graph_computes_what_the_slow_drafter_does(
 ) -> None:
     case = make_case(row, tmp_path / "draft", toy_target, toy_tables)
     loaded = load_drafter(case.folder, case.target)
-    options = ExportOptions(profile=profile, extra_outputs=EXTRA_OUTPUTS, max_context=CONTEXT)
+    options = ExportOptions(profile=profile, extra_outputs=OUTPUTS, max_context=CONTEXT)
     entry = write_draft_graph(loaded, tmp_path, options, lambda line: None)
     compare_rounds(case, Session(tmp_path / entry.file).run, seed=len(row[0]))

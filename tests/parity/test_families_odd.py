@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from draftrt.export.assemble import reference_module
 from draftrt.export.graph_tensors import draft_tensors
 from draftrt.export.load import load_drafter
-from draftrt.export.outputs import EXTRA_OUTPUTS
 from draftrt.export.target import read_target
 from draftrt.spec import Precision
 from draftrt.validate.reference import ReferenceRounds
 from draftrt.validate.toy_formats import drafter_arrays, target_arrays
 from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 from tests.parity.family_checkpoints import MASK, Case
-from tests.parity.family_rounds import compare_rounds
+from tests.parity.family_rounds import OUTPUTS, compare_rounds
 from tests.parity.family_rows import GEMMA_SCALE
 from tests.parity.slow_drafter import Meaning, Rule, SlowDrafter
 from tests.parity.slow_rope import SlowRope
@@ -158,6 +157,22 @@ ROWS: dict[str, Odd] = {
         toy={"kind": Kind.DEEPSPEC_DSPARK, "omit": ("confidence_head.proj.bias",)},
         means={**DSPARK, "drafts_from_row": 0},
     ),
+    # An epsilon of published size is far below the rows of random weights, and a wide cap does
+    # nothing to small logits.
+    "z-lab, a large epsilon": Odd(
+        toy={"kind": Kind.ZLAB_DFLASH, "overrides": {"rms_norm_eps": 0.3}}, means={"eps": 0.3}
+    ),
+    "z-lab, selector and convolutions, a large epsilon": Odd(
+        toy={"kind": Kind.ZLAB_DFLASH2, "overrides": {"rms_norm_eps": 0.3}},
+        means={**DFLASH2, "eps": 0.3},
+    ),
+    "Gemma-4, a large epsilon and a narrow cap": Odd(
+        toy={
+            "kind": Kind.DEEPSPEC_GEMMA4,
+            "overrides": {"rms_norm_eps": 0.3, "final_logit_softcapping": 1.5},
+        },
+        means={**GEMMA, "eps": 0.3, "cap": 1.5},
+    ),
 }
 
 
@@ -195,5 +210,5 @@ def test_an_odd_drafter_computes_what_the_slow_one_does(row: Odd, tmp_path: Path
     case = make(row, tmp_path)
     loaded = load_drafter(case.folder, case.target)
     tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
-    module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)
+    module = reference_module(loaded.spec, tensors, extra_outputs=OUTPUTS)
     compare_rounds(case, ReferenceRounds(module, Precision.FP32, CONTEXT).run, seed=1)

@@ -38,6 +38,7 @@ BASE = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
+    "rms_norm_eps": 0.03,  # large, so that every norm's shows in the logits
 }
 LLAMA3 = {
     "rope_type": "llama3",

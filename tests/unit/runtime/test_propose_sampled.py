@@ -162,7 +162,7 @@ def test_a_graph_without_noise_cannot_draw_and_the_error_names_the_flag(
 
 
 def test_a_proposal_of_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"proposal is beam, expected one of \['argmax', 'samp"):
+    with pytest.raises(ValueError, match=r"proposal is 'beam', expected one of \['argmax', 'samp"):
         DecodeOptions(proposal="beam")  # type: ignore[arg-type]
 
 
