@@ -20,6 +20,7 @@ OUT ?= build/engine/$(shell basename -- $(call quote,$(DRAFT)))
 PRECISION ?=
 QUANTIZE ?=
 SM ?=
+FAMILY ?=
 IGNORE_KEY ?=
 PROMPT ?=
 PROMPTS ?= $(if $(filter tests/assets/tiny-target,$(TARGET)),tests/assets/prompts.txt)
@@ -49,7 +50,7 @@ stop = { echo "make: $(strip $(1))" >&2; exit 1; }
 .PHONY: help
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
-	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION QUANTIZE SM IGNORE_KEY PROMPT for engine; DRAFT TARGET PROMPTS for bench;' \
+	@printf '\n%s\n' 'Variables: DRAFT TARGET OUT PRECISION QUANTIZE SM FAMILY IGNORE_KEY PROMPT for engine; DRAFT TARGET PROMPTS for bench;' \
 	  '           RAW=1 SYSTEM TEMPLATE_VAR for both; PYTHON WORKERS PYTEST_ARGS'
 
 # --- The main job -------------------------------------------------------------------------------
@@ -59,6 +60,7 @@ engine: $(STAMP) ## DRAFT and TARGET to ONNX, a TensorRT-RTX plan, parity and a 
 	$(BIN)/draftrt engine $(call quote,$(DRAFT)) --target $(call quote,$(TARGET)) \
 	  -o $(call quote,$(OUT)) $(call option,--precision,$(PRECISION)) \
 	  $(foreach one,$(QUANTIZE),$(call option,--quantize,$(one))) $(call option,--sm,$(SM)) \
+	  $(call option,--family,$(FAMILY)) \
 	  $(foreach one,$(IGNORE_KEY),$(call option,--ignore-key,$(one))) \
 	  $(call option,--prompt,$(PROMPT)) $(form)
 

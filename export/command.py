@@ -13,12 +13,12 @@ from draftrt.export.pipeline import export_bundle
 from draftrt.export.places import WeightMode
 from draftrt.export.profile import Profile
 from draftrt.export.progress import ProgressBar
-from draftrt.family_cli import family_option
+from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.output_cli import OutputFolder, check_replaced
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
-from draftrt.spec import Family, Precision
+from draftrt.spec import Precision
 
 
 @click.command("export")
@@ -58,11 +58,7 @@ from draftrt.spec import Family, Precision
     is_flag=True,
     help="Let drafts be drawn at a temperature too (run --proposal sampled).",
 )
-@click.option(
-    "--sample-from-anchor/--no-sample-from-anchor",
-    default=None,
-    help="Alignment, where the config leaves it open.",
-)
+@alignment_option
 @family_option
 @ignore_key_option
 @quantize_option
@@ -129,7 +125,7 @@ def export(
         extra_outputs=outputs,
         sampled=sampled,
         sample_from_anchor=sample_from_anchor,
-        family=None if family is None else Family(family),
+        family=stated_family(family),
         ignore_keys=frozenset(ignore_keys),
         quantization=quantization,
         target_graph=target_graph,

@@ -16,21 +16,16 @@ from draftrt.export.inspect_bundle import bundle_table, describe_bundle
 from draftrt.export.load import load_drafter
 from draftrt.export.target import read_target
 from draftrt.export.target_files import check_target_files
-from draftrt.family_cli import family_option
+from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.printable import printable
-from draftrt.spec import Family
 from draftrt.verify_cli import no_verify_option
 
 
 @click.command("inspect")
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.option("--target", type=click.Path(path_type=Path), help="Check it against this target.")
-@click.option(
-    "--sample-from-anchor/--no-sample-from-anchor",
-    default=None,
-    help="Alignment, where the config leaves it open.",
-)
+@alignment_option
 @family_option
 @ignore_key_option
 @no_verify_option
@@ -61,7 +56,7 @@ def inspect(
         model,
         sample_from_anchor=sample_from_anchor,
         ignore_keys=of_draft(ignore_keys),
-        family=None if family is None else Family(family),
+        family=stated_family(family),
     )
     warnings = list(loaded.spec.warnings)
     decoder = None

@@ -32,7 +32,7 @@ from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Completion
 from draftrt.runtime.prompts import Form, asked
-from draftrt.spec import Precision
+from draftrt.spec import Family, Precision
 from draftrt.validate.pair_parity import PairReport, as_text, check_pair
 
 T = TypeVar("T")
@@ -49,6 +49,8 @@ class EngineOptions:
             run then uses an fp32 export of the same drafter, which is not kept, and parity the
             float32 twin of the graph.
         quantization: graph name to the parts whose weights are stored quantised.
+        sample_from_anchor: alignment where the config leaves it open.
+        family: family where the config's labels are wrong.
         ignore_keys: unknown config keys declared to be without effect; ``target:`` before those of
             the target.
         backend: builder of the plan.
@@ -63,6 +65,8 @@ class EngineOptions:
 
     precision: Precision = Precision.FP16
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
+    sample_from_anchor: bool | None = None
+    family: Family | None = None
     ignore_keys: frozenset[str] = frozenset()
     backend: Backend = Backend.TENSORRT_RTX
     graph: str = ALL
@@ -173,6 +177,8 @@ def make_engine(
     chosen = ExportOptions(
         precision=options.precision,
         quantization=options.quantization,
+        sample_from_anchor=options.sample_from_anchor,
+        family=options.family,
         ignore_keys=options.ignore_keys,
         force=True,
     )
@@ -285,6 +291,8 @@ def _on_cpu(
     with tempfile.TemporaryDirectory(prefix="draftrt-fp32-") as name:
         options = ExportOptions(
             quantization=chosen.quantization,
+            sample_from_anchor=chosen.sample_from_anchor,
+            family=chosen.family,
             ignore_keys=of_draft(chosen.ignore_keys),
             target_graph=False,
         )

@@ -10,6 +10,7 @@ import click
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.command import parse_sms
 from draftrt.engines.pair import ALL, GRAPHS
+from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.output_cli import OutputFolder, check_replaced
 from draftrt.printable import printable
@@ -50,6 +51,8 @@ TEXT_LINES = 6
     "export that is not kept.",
 )
 @quantize_option
+@alignment_option
+@family_option
 @ignore_key_option
 @click.option(
     "--sm",
@@ -94,6 +97,8 @@ def engine(
     out: Path,
     precision: str,
     quantization: dict[str, dict[Part, Scheme]],
+    sample_from_anchor: bool | None,
+    family: str | None,
     ignore_keys: tuple[str, ...],
     sms: tuple[int, ...] | None,
     backend: str,
@@ -113,6 +118,8 @@ def engine(
     options = EngineOptions(
         precision=Precision(precision),
         quantization=quantization,
+        sample_from_anchor=sample_from_anchor,
+        family=stated_family(family),
         ignore_keys=frozenset(ignore_keys),
         backend=chosen,
         graph=graph,

@@ -11,11 +11,11 @@ from draftrt.bundle import MANIFEST, Verify
 from draftrt.engines.devices import DEVICES, find_device
 from draftrt.export.options import MOST_CONTEXT, ExportOptions
 from draftrt.export.places import WeightMode
-from draftrt.family_cli import family_option
+from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
-from draftrt.spec import Family, Precision
+from draftrt.spec import Precision
 from draftrt.validate.plan import fitting, plan_pair
 from draftrt.validate.plan_report import as_record, as_text
 from draftrt.verify_cli import no_verify_option
@@ -62,11 +62,7 @@ OF_EXPORTS = (
     show_default=True,
     help="As in draftrt export.",
 )
-@click.option(
-    "--sample-from-anchor/--no-sample-from-anchor",
-    default=None,
-    help="Alignment, where the config leaves it open.",
-)
+@alignment_option
 @family_option
 @ignore_key_option
 @no_verify_option
@@ -103,7 +99,7 @@ def plan(
         target_graph=target_graph,
         weights=WeightMode(weights),
         sample_from_anchor=sample_from_anchor,
-        family=None if family is None else Family(family),
+        family=stated_family(family),
         ignore_keys=frozenset(ignore_keys),
     )
     is_all = not names or "all" in names

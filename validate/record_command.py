@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.number_cli import FiniteRange
 from draftrt.output_cli import OutputFile, OutputFolder, check_places
 from draftrt.validate.rounds_cli import MOST_ROUNDS
@@ -81,6 +82,8 @@ def record(
     type=FiniteRange(0, 1),
     help="Confidence threshold; repeat, and every prompt is decoded with each.  [default: 0]",
 )
+@alignment_option
+@family_option
 def record_trajectories(
     draft: Path,
     target: Path,
@@ -89,6 +92,8 @@ def record_trajectories(
     num_prompts: int,
     max_tokens: int,
     thresholds: tuple[float, ...],
+    sample_from_anchor: bool | None,
+    family: str | None,
 ) -> None:
     """Decode prompts with DRAFT in PyTorch and its target in transformers, and write every round.
 
@@ -102,5 +107,7 @@ def record_trajectories(
         prompts=read_texts(prompts, num_prompts),
         max_tokens=max_tokens,
         thresholds=thresholds or (0.0,),
+        sample_from_anchor=sample_from_anchor,
+        family=stated_family(family),
     )
     record_trajectories(draft, target, out, options, lambda line: click.echo(line, err=True))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from draftrt.durable import write_atomically
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.runtime.options import DecodeOptions
+from draftrt.spec import Family
 from draftrt.validate.module_session import ModuleSession
 from draftrt.validate.record_files import RecordError
 from draftrt.validate.trajectory_records import VERSION
@@ -31,11 +32,15 @@ class TrajectoryOptions:
         prompts: texts, no chat template.
         max_tokens: new tokens of each.
         thresholds: confidence thresholds; every prompt is decoded with each.
+        sample_from_anchor: alignment where the config leaves it open.
+        family: family where the config's labels are wrong.
     """
 
     prompts: Sequence[str]
     max_tokens: int = 96
     thresholds: tuple[float, ...] = (0.0,)
+    sample_from_anchor: bool | None = None
+    family: Family | None = None
 
 
 def record_trajectories(
@@ -87,7 +92,12 @@ def _rows(
     from draftrt.runtime.prompts import asked, room_problem
     from draftrt.runtime.text import load_tokenizer
 
-    loaded = load_drafter(draft, read_target(target, draft=draft))
+    loaded = load_drafter(
+        draft,
+        read_target(target, draft=draft),
+        sample_from_anchor=options.sample_from_anchor,
+        family=options.family,
+    )
     tokenizer = load_tokenizer(target)
     prompts = [(text, list(tokenizer.encode(text).ids)) for text in options.prompts]
     longest = max(len(ids) for _, ids in prompts)

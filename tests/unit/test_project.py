@@ -85,6 +85,8 @@ def test_make_engine_passes_paths_with_spaces_and_quotes_whole(root: Path) -> No
     assert r"'build/engine/it'\''s one'" in said
     assert "--sm '86,89'" in said
     assert "--precision" not in said
+    assert "--family" not in said
+    assert "--family 'dspark'" in make(root, "-n", "engine", "FAMILY=dspark")
 
 
 @needs_make

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
+from draftrt.cli import group
 from draftrt.validate.toys import REMOVED, Kind
 
 DSPARK, ZLAB, DFLASH2 = Kind.DEEPSPEC_DSPARK, Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2
@@ -65,3 +66,30 @@ def test_a_stated_family_that_contradicts_the_checkpoint_is_refused(
     told = inspect(draft(kind), "--family", family)
     assert told.exit_code == 1
     assert says in told.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "export",
+        "plan",
+        pytest.param("engine", marks=pytest.mark.trt),
+        "validate record-trajectories",
+    ],
+)
+def test_every_command_that_loads_a_drafter_by_its_config_takes_the_statements(
+    command: str, draft: Callable[..., Path], other_target: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    folder, target = draft(Kind.SPECULATORS_DSPARK), other_target()
+    words = [*command.split(), str(folder), "--target", str(target)]
+    if command != "plan":
+        words += ["-o", str(tmp_path / "out")]
+    if "record" in command:
+        (tmp_path / "prompts.txt").write_text("A song\n", encoding="utf-8")
+        words += ["--prompts", str(tmp_path / "prompts.txt")]
+    told = CliRunner().invoke(group, [*words, "--family", "dflash2", "--no-sample-from-anchor"])
+    assert told.exit_code == 1
+    assert "in a dflash2 drafter (--family, stated by the user)" in told.stderr
+    assert "{'--sample-from-anchor': False, 'sample_from_anchor': True}" in told.stderr
+    assert not (tmp_path / "out").exists()
