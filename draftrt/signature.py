@@ -6,10 +6,12 @@ with it. It knows names, dtypes and shapes, not what the tensors mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from draftrt.dtypes import BY_NAME
 from draftrt.errors import FeedError, SpecError
 
 
@@ -96,6 +98,20 @@ class Signature:
     def output_names(self) -> tuple[str, ...]:
         """Return the names of the outputs in graph order."""
         return tuple(tensor.name for tensor in self.outputs)
+
+
+def cache_specs(signature: Signature) -> tuple[TensorSpec, ...]:
+    """Return the inputs that are caches, in graph order."""
+    aliased = {tensor.alias for tensor in signature.outputs if tensor.alias}
+    return tuple(tensor for tensor in signature.inputs if tensor.name in aliased)
+
+
+def cache_bytes(signature: Signature) -> int:
+    """Return the size of all caches of a graph."""
+    return sum(
+        BY_NAME[tensor.dtype].itemsize * math.prod(int(size) for size in tensor.shape)
+        for tensor in cache_specs(signature)
+    )
 
 
 def check_feeds(

@@ -10,12 +10,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from draftrt.bundle import Bundle, GraphEntry
 from draftrt.dtypes import BY_NAME
 from draftrt.engines.devices import Device
 from draftrt.errors import BuildError
+from draftrt.machine_memory import total_memory
 from draftrt.signature import Signature, TensorSpec
 from draftrt.spec import DrafterSpec
 
@@ -122,11 +122,11 @@ def check_fits(bundle: Bundle, graphs: Sequence[str], device: Device | None) -> 
         BuildError: with the numbers, everything that does not fit.
     """
     memory = bundle_memory(bundle)
-    wanted, total = {name: memory[name] for name in graphs}, _total_memory()
+    wanted, total = {name: memory[name] for name in graphs}, total_memory()
     problems = [
         f"the build of {name} takes about {_gb(one.build)}, this machine has {_gb(total)} of memory"
         for name, one in wanted.items()
-        if one.build > total
+        if total is not None and one.build > total
     ]
     free = shutil.disk_usage(bundle.path).free
     if (size := sum(one.plan for one in wanted.values())) > free:
@@ -160,10 +160,3 @@ def _bytes(tensor: TensorSpec, largest: dict[str, int]) -> int:
 
 def _gb(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
-
-
-def _total_memory() -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no MemTotal in /proc/meminfo")

@@ -19,15 +19,19 @@ from draftrt.errors import ChoiceError, DraftrtError, SpecError, collect
 from draftrt.export.decoder_config import read_decoder, say_left_out, try_decoder
 from draftrt.export.ignored import OF_TARGET, of_draft, of_target
 from draftrt.export.load import LoadedDrafter, load_drafter
+from draftrt.export.memory import check_memory
 from draftrt.export.options import ExportOptions, Report, max_context
 from draftrt.export.placing import place_draft, place_target
+from draftrt.export.signature import draft_signature
 from draftrt.export.target import Target, read_target
 from draftrt.export.target_files import check_target_files, copy_target_files
+from draftrt.export.target_signature import target_signature
 from draftrt.export.weight_files import OnTick, WeightFiles, weight_files
 from draftrt.hashing import sample_sha256
 from draftrt.packages import require
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.quantization import describe
+from draftrt.signature import cache_bytes
 from draftrt.spec import DecoderSpec
 from draftrt.tensor_samples import sample_tensors
 
@@ -135,11 +139,16 @@ def _write_graphs(
     files: WeightFiles,
 ) -> dict[str, GraphEntry]:
     """Write the graphs; all weights are placed first, so that they are copied meanwhile."""
-    graphs = {}
-    draft_weights = None if loaded is None else place_draft(loaded, options, context, files)
-    target_weights = (
-        None if decoder is None else place_target(decoder, target, options, context, files)
-    )
+    graphs, weights, caches = {}, {}, {}
+    taps = () if loaded is None else loaded.spec.target_layer_ids
+    if loaded is not None:
+        weights["draft"] = place_draft(loaded, options, context, files)
+        caches["draft"] = cache_bytes(draft_signature(loaded.spec, options.precision, context))
+    if decoder is not None:
+        weights["target"] = place_target(decoder, target, options, context, files)
+        signature = target_signature(decoder, taps, options.precision, context)
+        caches["target"] = cache_bytes(signature)
+    check_memory(weights, caches, context)
     if loaded is not None and options.hash_all:
         for path in _own_files(loaded):
             files.hash_input(path)
@@ -148,12 +157,12 @@ def _write_graphs(
     from draftrt.export.target_graph import write_target_graph
 
     if loaded is not None:
-        graphs["draft"] = write_draft_graph(loaded, folder, options, report, context, draft_weights)
+        graphs["draft"] = write_draft_graph(
+            loaded, folder, options, report, context, weights["draft"]
+        )
     if decoder is not None:
-        assert target_weights is not None
-        taps = () if loaded is None else loaded.spec.target_layer_ids
         graphs["target"] = write_target_graph(
-            decoder, folder, taps, options, report, context, target_weights
+            decoder, folder, taps, options, report, context, weights["target"]
         )
     return graphs
 

@@ -7,7 +7,6 @@ ever passes, copies or returns one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -15,8 +14,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from draftrt.dtypes import BY_NAME
-from draftrt.signature import Signature, TensorSpec
+from draftrt.signature import Signature, cache_specs
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -67,12 +65,6 @@ class GraphSession(Protocol):
         """Close the session."""
 
 
-def cache_specs(signature: Signature) -> tuple[TensorSpec, ...]:
-    """Return the inputs that are caches, in graph order."""
-    aliased = {tensor.alias for tensor in signature.outputs if tensor.alias}
-    return tuple(tensor for tensor in signature.inputs if tensor.name in aliased)
-
-
 def fed_signature(signature: Signature) -> Signature:
     """Return the part of a signature that a caller sees: no cache, neither in nor out."""
     caches = set(cache_specs(signature))
@@ -80,12 +72,4 @@ def fed_signature(signature: Signature) -> Signature:
         signature,
         inputs=tuple(t for t in signature.inputs if t not in caches),
         outputs=tuple(t for t in signature.outputs if not t.alias),
-    )
-
-
-def cache_bytes(signature: Signature) -> int:
-    """Return the size of all caches of a graph."""
-    return sum(
-        BY_NAME[tensor.dtype].itemsize * math.prod(int(size) for size in tensor.shape)
-        for tensor in cache_specs(signature)
     )

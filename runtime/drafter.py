@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.errors import FeedError
-from draftrt.runtime.backend import Arrays, GraphSession, cache_bytes, cache_specs
+from draftrt.runtime.backend import Arrays, GraphSession
+from draftrt.signature import cache_bytes, cache_specs
 from draftrt.spec import DrafterSpec
 
 NOISE, INVERSE_TEMPERATURE = "noise", "inverse_temperature"

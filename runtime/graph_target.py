@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.errors import BackendError, BundleError, FeedError
-from draftrt.runtime.backend import Arrays, GraphSession, cache_bytes, cache_specs
+from draftrt.runtime.backend import Arrays, GraphSession
 from draftrt.runtime.target import TargetRows
+from draftrt.signature import cache_bytes, cache_specs
 
 FEATURES, LOGITS, NEXT, LOGIT_ROWS = "features", "logits", "next_ids", "logit_rows"
 

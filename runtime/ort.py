@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from draftrt.closing import Closing
 from draftrt.errors import BackendError, BundleError
 from draftrt.onnx_runtime import load_onnxruntime
-from draftrt.runtime.backend import Arrays, cache_specs, fed_signature
-from draftrt.signature import Signature, check_feeds
+from draftrt.runtime.backend import Arrays, fed_signature
+from draftrt.signature import Signature, cache_specs, check_feeds
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # How ONNX Runtime's CPU kernels multiply with int4 and int8 weights. Rounding the activations to

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from draftrt.closing import Closing
 from draftrt.errors import BackendError
-from draftrt.runtime.backend import Arrays, cache_specs, fed_signature
+from draftrt.runtime.backend import Arrays, fed_signature
 from draftrt.runtime.cuda import Cuda
 from draftrt.runtime.trt_buffers import Buffers
 from draftrt.runtime.trt_engine import Engine, shape_of, sizes_of
-from draftrt.signature import Signature, check_feeds
+from draftrt.signature import Signature, cache_specs, check_feeds
 
 MAX_RECORDINGS = 24
 

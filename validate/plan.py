@@ -14,6 +14,7 @@ from draftrt.export.checkpoint import check_folder, read_headers
 from draftrt.export.decoder_config import say_left_out
 from draftrt.export.ignored import of_draft
 from draftrt.export.load import LoadedDrafter, load_drafter
+from draftrt.export.memory import export_peak_bytes
 from draftrt.export.options import ExportOptions, max_context
 from draftrt.export.pipeline import check_quantised, choose_decoder
 from draftrt.export.placing import place_draft, place_target
@@ -26,7 +27,7 @@ from draftrt.export.weight_slices import is_read_whole
 from draftrt.runtime.advice import modelled_costs
 from draftrt.runtime.schedule import NOTE, Costs, read_costs
 from draftrt.spec import DecoderSpec
-from draftrt.validate.size_model import bundle_bytes, export_peak_bytes
+from draftrt.validate.size_model import bundle_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,7 @@ def _plan_checkpoints(
         precision=options.precision.value,
         bundle_bytes=bundle_bytes(own, layers, tokenizer),
         shared_bytes=sum(weights.borrowed_bytes() for weights in placed.values()),
-        export_peak_bytes=export_peak_bytes(placed, full),
+        export_peak_bytes=export_peak_bytes(placed, {n: one.caches for n, one in full.items()}),
         remark=remark,
         costs={},
     )

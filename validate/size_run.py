@@ -9,6 +9,7 @@ from statistics import median
 
 from draftrt.engines.memory import BUILD_BYTES, BUILD_FACTOR
 from draftrt.errors import DraftrtError
+from draftrt.machine_memory import available_memory
 from draftrt.validate.size_rivals import rival_row
 from draftrt.validate.size_rows import (
     GB,
@@ -145,16 +146,9 @@ def _dflash2(folder: Path, rivals: bool, report: Report) -> Iterator[Row]:
     shutil.rmtree(folder / LARGE)
     bundle = folder / "bundle"
     wanted = BUILD_BYTES + BUILD_FACTOR * weights_of(bundle)
-    if wanted > available_memory():
-        free = available_memory() / GB
-        report(f"not built: it takes about {wanted / GB:.1f} GB of memory, {free:.1f} GB are free")
+    free = available_memory()
+    if free is not None and wanted > free:
+        needed = f"{wanted / GB:.1f} GB of memory"
+        report(f"not built: it takes about {needed}, {free / GB:.1f} GB are free")
         return
     yield build_row("DFlash2 at 27B dimensions, plan", bundle, lambda s, p, n: [("builds", True)])
-
-
-def available_memory() -> int:
-    """Return the memory that a new process can have without swapping."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no MemAvailable in /proc/meminfo")
