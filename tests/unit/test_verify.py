@@ -335,3 +335,11 @@ def test_without_verification_sizes_are_compared_alone(bundle: Path) -> None:
     (bundle / "target.onnx.data").write_bytes(b"")
     done = run("inspect", bundle, "--no-verify")
     assert (done.exit_code, "has 0 bytes, expected" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("size", [4999, 5001])
+def test_the_size_of_a_plan_is_compared_too(bundle: Path, size: int) -> None:
+    (bundle / "plans" / "a.plan").write_bytes(bytes(size))
+    with pytest.raises(BundleError, match=f"plans/a.plan.* has {size} bytes, expected 5000"):
+        Bundle.open(bundle, verify=Verify.NONE)
+    assert Bundle.open(bundle, verify=Verify.NONE, needs_plans=False).manifest.plans == {}

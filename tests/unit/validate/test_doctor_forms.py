@@ -78,6 +78,23 @@ def test_the_form_a_drafter_was_trained_on_is_named(
     assert [one.form for one in found if one.is_better] == ([form] if form else [])
 
 
+@pytest.mark.parametrize(("kept", "is_better"), [(18, False), (22, True)])
+def test_another_form_has_to_gain_a_fifth_of_a_token_a_round(kept: int, is_better: bool) -> None:
+    """100 rounds of each of four prompts, of which some keep a draft more."""
+
+    def rounds(ids: tuple[int, ...], options: Any) -> list[Round]:
+        return [
+            Round(index=index, token_ids=(1,), draft_ids=(1,), num_accepted=int(index <= kept))
+            for index in range(1, 101)
+        ]
+
+    pair: Any = SimpleNamespace(rounds=rounds)
+    own = [[1] * 100] * 4
+    (found,) = compare_forms(pair, {"chat": [(1,)] * 4}, own, max_tokens=8, false_alarms=0.01)
+    assert found.gain.mean == pytest.approx(kept / 100)
+    assert found.is_better is is_better
+
+
 def test_prompts_that_do_not_fit_in_some_form_are_all_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ enable_thinking }}", encoding="utf-8")
     pair: Any = FormPair(tmp_path, "plain")
