@@ -80,6 +80,13 @@ class Bundle:
                 bundle, resized, or of other content; names each of them.
         """
         folder = Path(path)
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError as error:
+            raise BundleError(
+                f"{folder}: the folder's name is no UTF-8, which ONNX Runtime does not open",
+                hint="rename the folder",
+            ) from error
         manifest = _with_plans_there(folder, read_manifest(folder))
         expected = expected_files(manifest)
         problems = _problems(folder, expected, verify)

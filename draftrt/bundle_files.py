@@ -99,7 +99,11 @@ def place_problem(bundle: Path, name: str) -> str:
         place = path.resolve()
     except FileNotFoundError:
         target = path.readlink() if path.is_symlink() else None
-        return "is missing" if target is None else f"is a symbolic link to {target}, which is not"
+        return (
+            "is missing"
+            if target is None
+            else f"is a symbolic link to {target}, which is not there"
+        )
     except (OSError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) else None
         return f"cannot be read: {why or error}"

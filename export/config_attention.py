@@ -7,6 +7,7 @@ from draftrt.export.facts import Facts
 from draftrt.spec import Backbone, LayerSpec, WindowEdge
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+SWA_WINDOW = "dflash_config.swa_window_size"
 
 
 def read_layer_types(facts: Facts, kind: Kind, num_layers: int) -> tuple[str, ...]:
@@ -100,14 +101,19 @@ def read_layers(
 
 
 def _window(facts: Facts, body: str, types: tuple[str, ...]) -> int | None:
-    paths = ["dflash_config.swa_window_size", f"{body}sliding_window"]
+    paths = [SWA_WINDOW, f"{body}sliding_window"]
     switch = facts.raw(f"{body}use_sliding_window")
     if switch is not None and not isinstance(switch, bool):
         facts.error(f"{body}use_sliding_window: got {switch!r:.40}, expected true or false")
     if SLIDING not in types:
         _warn_unused(facts, body, paths, switch)
         return None
-    if switch is False and facts.raw("dflash_config.use_swa") is not True:
+    if facts.raw("dflash_config.use_swa") is False:
+        facts.error(
+            f"dflash_config.use_swa is false, but {facts.sources['layers']} has {SLIDING} layers",
+            "one of the two is wrong; a drafter run with the wrong one only loses acceptance",
+        )
+    elif switch is False and facts.raw("dflash_config.use_swa") is not True:
         facts.error(
             f"{body}use_sliding_window is false, but layer_types has {SLIDING} layers",
             "one of the two is wrong; a drafter run with the wrong one only loses acceptance",
@@ -119,12 +125,11 @@ def _window(facts: Facts, body: str, types: tuple[str, ...]) -> int | None:
 
 def _warn_unused(facts: Facts, body: str, paths: list[str], switch: object) -> None:
     """Warn of a window that no layer has, where the config does not say in so many words why."""
+    swa = facts.raw("dflash_config.use_swa")
+    is_said = switch is False or swa is False
     stated = [path for path in paths if facts.raw(path) not in (None, 0, False)]
-    is_said = (
-        switch is False
-        or facts.raw("dflash_config.use_swa") is False
-        or facts.raw(f"{body}layer_types") is not None
-    )
+    if facts.raw(f"{body}layer_types") is not None:
+        stated = [path for path in stated if path == SWA_WINDOW]  # transformers writes the other
     if stated and not is_said:
         why = f"neither {body}layer_types nor {body}use_sliding_window makes a layer slide"
         if switch is True:

@@ -37,8 +37,12 @@ def role_of(folder: Path) -> str:
     return DRAFTER if any(config.get(key) is not None for key in OF_DRAFTERS) else ""
 
 
+def _is_bundle(folder: Path) -> bool:
+    return (folder / "manifest.json").is_file() and not (folder / "config.json").exists()
+
+
 def check_roles(draft: Path | None, target: Path | None) -> None:
-    """Refuse folders that hold the other model.
+    """Refuse folders that hold the other model, and bundles.
 
     Args:
         draft: folder given for the drafter; None for none.
@@ -47,6 +51,12 @@ def check_roles(draft: Path | None, target: Path | None) -> None:
     Raises:
         SpecError: swapped, one folder for both, or one of them of the wrong kind.
     """
+    for path, what in ((draft, "the drafter's checkpoint"), (target, "the target's checkpoint")):
+        if path is not None and _is_bundle(path):
+            raise SpecError(
+                f"{path} is a bundle, expected the folder of {what}",
+                hint="give the folder with config.json and *.safetensors that bundles are made of",
+            )
     found = {path: role_of(path) for path in (draft, target) if path is not None}
     draft_is_target = draft is not None and found[draft] == TARGET
     target_is_drafter = target is not None and found[target] == DRAFTER
@@ -54,7 +64,7 @@ def check_roles(draft: Path | None, target: Path | None) -> None:
         return
     if draft is not None and target is not None and draft.resolve() == target.resolve():
         raise SpecError(
-            f"DRAFT and --target are one folder, {draft}: it holds {found[draft]}",
+            f"drafter and target are one folder, {draft}: it holds {found[draft]}",
             hint="give the drafter as DRAFT and the model it drafts for with --target",
         )
     if draft_is_target and target_is_drafter:
@@ -65,7 +75,7 @@ def check_roles(draft: Path | None, target: Path | None) -> None:
         )
     if draft_is_target:
         raise SpecError(
-            f"DRAFT {draft} holds a target, expected a drafter",
+            f"{draft} holds a target, expected a drafter",
             hint="give a DFlash, DFlash2 or DSpark drafter; a target goes with --target",
         )
     raise SpecError(

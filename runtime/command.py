@@ -253,7 +253,7 @@ def _print_text(
     *,
     speculate: bool,
 ) -> None:
-    is_terminal = sys.stdout.isatty()
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: closed
     stats, tokens = Stats(), list[int]()
     finish: FinishReason | None = None
     for chunk in pair.stream(ids, options, stop=stop, speculate=speculate):

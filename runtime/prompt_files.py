@@ -49,6 +49,7 @@ def read_prompts(path: Path | str | None, most: int | None = None) -> list[Reque
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise FeedError(f"{_name(path)}: holds no prompts, expected one a line", hint=HINT)
+    _refuse_whole_json(_name(path), lines)
     if _is_json(path, numbered[0][1]):
         return _from_json(_name(path), numbered)[:most]
     return [asked(line) for _, line in numbered[:most]]
@@ -110,6 +111,27 @@ def _read(path: Path | str) -> str:
         raise FeedError(f"{name}: no such file", hint=HINT) from error
     except (OSError, ValueError) as error:
         raise FeedError(f"{name}: cannot be read as UTF-8 text: {error}", hint=HINT) from error
+
+
+def _refuse_whole_json(name: str, lines: Sequence[str]) -> None:
+    """Refuse a file that is one JSON array of prompts, or one prompt over several lines."""
+    text = "\n".join(lines).strip()
+    if text[:1] not in ("[", "{"):
+        return
+    try:
+        found = parse(text.encode())
+    except ValueError:
+        return
+    first = found[0] if isinstance(found, list) and found else found
+    is_whole = isinstance(found, list) or "\n" in text
+    if is_whole and isinstance(first, dict) and ("messages" in first or "prompt" in first):
+        raise FeedError(
+            f"{name}: is one JSON {'array' if isinstance(found, list) else 'object'}, expected an "
+            "object a line",
+            hint="write each prompt on a line of its own: jq -c '.[]' does it"
+            if isinstance(found, list)
+            else "write it on one line: jq -c . does it",
+        )
 
 
 def _is_json(path: Path | str, first: str) -> bool:

@@ -87,10 +87,12 @@ def read_fresh(bundle: Bundle, draft: Path, target: Path | None) -> Fresh:
     from draftrt.export.load import load_drafter
     from draftrt.export.reference import module_from_bundle
     from draftrt.export.requantized import requantized
+    from draftrt.export.roles import check_roles
     from draftrt.export.target import read_target
     from draftrt.runtime.load import find_target
 
     spec, entry = bundle.drafter(), bundle.graph("draft")
+    check_roles(draft, None)  # by itself: the target may be the bundle's, which nobody named
     # What the config leaves open, or names wrongly, was stated when the bundle was made.
     loaded = load_drafter(
         draft,

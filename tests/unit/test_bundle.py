@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.bundle import MANIFEST, new_bundle
+from draftrt.bundle import MANIFEST, Bundle, new_bundle
 from draftrt.durable import write_atomically
 from draftrt.errors import BundleError
 
@@ -191,3 +191,8 @@ with new_bundle(sys.argv[1]) as folder:
     )
     assert "Hint: make room, or write elsewhere" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_name_is_no_text_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="name is no UTF-8"):
+        Bundle.open(tmp_path / "caf\udce9")

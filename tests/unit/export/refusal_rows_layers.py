@@ -203,6 +203,14 @@ ATTENTION_ROWS = [
         sliding_window=5,
     ),
     refuse(
+        "use_swa against the layer types",
+        ZLAB,
+        Bad,
+        "dflash_config.use_swa is false, but layer_types has sliding_attention layers",
+        config={"dflash_config.use_swa": False},
+        sliding_window=5,
+    ),
+    refuse(
         "window missing",
         ZLAB,
         Bad,

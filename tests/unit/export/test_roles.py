@@ -51,12 +51,12 @@ def test_what_is_wrong_is_one_sentence(
     check_roles(draft, None)
     for first, second, says in (
         (target_folder, draft, "--target is a drafter: swapped"),
-        (draft, draft, "DRAFT and --target are one folder"),
-        (draft, link, "DRAFT and --target are one folder"),
-        (target_folder, target_folder, "DRAFT and --target are one folder"),
+        (draft, draft, "drafter and target are one folder"),
+        (draft, link, "drafter and target are one folder"),
+        (target_folder, target_folder, "drafter and target are one folder"),
         (draft, other, "--target .* holds a drafter, expected the model it drafts for"),
-        (target_folder, copy, "DRAFT .* holds a target, expected a drafter"),
-        (target_folder, None, "DRAFT .* holds a target, expected a drafter"),
+        (target_folder, copy, ".* holds a target, expected a drafter"),
+        (target_folder, None, ".* holds a target, expected a drafter"),
         (None, draft, "--target .* holds a drafter"),
     ):
         with pytest.raises(SpecError, match=says):
@@ -100,6 +100,19 @@ def test_every_command_that_takes_both_says_that_they_are_swapped(
     assert done.exit_code in (1, 2), done.output
     assert "--target is a drafter: swapped" in " ".join(done.output.split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("is_draft", [True, False])
+def test_a_bundle_in_place_of_a_checkpoint_is_one_finding(
+    is_draft: bool, toys: Mapping[Kind, Path], target_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    draft, target = (tmp_path, target_folder) if is_draft else (toys[Kind.ZLAB_DFLASH], tmp_path)
+    words = ["export", str(draft), "--target", str(target), "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(group, words)
+    assert done.exit_code == 1
+    assert f"{tmp_path} is a bundle, expected the folder of" in " ".join(done.stderr.split())
+    assert "problems found" not in done.stderr
 
 
 def test_inspect_of_a_target_alone_says_what_it_is(target_folder: Path) -> None:

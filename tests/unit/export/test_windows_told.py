@@ -34,6 +34,8 @@ OLDER = {"layer_types": REMOVED, "sliding_window": 16}
         ),
         ({**OLDER, "use_sliding_window": False}, ""),
         ({"sliding_window": 16}, ""),
+        ({WIDTH: 9, "use_sliding_window": REMOVED}, "dflash_config.swa_window_size 9 is not used"),
+        ({WIDTH: 9, "use_sliding_window": REMOVED, "dflash_config.use_swa": False}, ""),
         ({**NOT_SAID, "sliding_window": None}, ""),
     ],
 )

@@ -124,6 +124,25 @@ def test_files_that_hold_no_prompts_are_named(tmp_path: Path, content: bytes, ca
         read_prompts(Path("/dev/zero"))
 
 
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ('[{"prompt": "a"}]', "is one JSON array"),
+        ('[\n {"messages": []},\n {"prompt": "a"}\n]\n', "is one JSON array"),
+        ('{\n "prompt": "a"\n}\n', "is one JSON object"),
+    ],
+)
+def test_json_that_is_no_json_lines_is_not_taken_for_texts(
+    tmp_path: Path, content: str, cause: str
+) -> None:
+    path = tmp_path / "prompts.json"
+    path.write_text(content)
+    with pytest.raises(FeedError, match=cause):
+        read_prompts(path)
+    path.write_text("[1, 2, 3]")
+    assert read_prompts(path)[0].text == "[1, 2, 3]"
+
+
 @pytest.mark.parametrize("read", [read_prompts, read_whole])
 def test_standard_input_is_a_file_too(monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO("é\n".encode())))
