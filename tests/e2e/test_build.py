@@ -24,7 +24,7 @@ def test_the_shipped_pair_becomes_two_plans_for_three_sms(assets: Path, tmp_path
         build = ["build", bundle, "--sm", "86,89,120", "--graph", graph, "--json"]
         result = CliRunner().invoke(group, build)
         assert result.exit_code == 0, result.output
-        record = json.loads(result.stdout)
+        (record,) = json.loads(result.stdout)
         opened = Bundle.open(bundle)
         decoder = opened.manifest.decoder
         assert decoder is not None

@@ -160,6 +160,7 @@ def test_nan_in_both_is_no_agreement(export: Export, tmp_path: Path) -> None:
     data[3] = np.nan
     data.flush()
     del data
+    write_manifest(spoilt, replace(read_manifest(spoilt), files=hash_files(spoilt)))
     done = parity(spoilt)
     assert done.exit_code == 3, done.output
     assert "got nan, expected nan" in done.stdout
@@ -203,9 +204,10 @@ def test_a_plan_is_not_compared_where_it_cannot_run(
         manifest = read_manifest(copy)
         (copy / "plans").mkdir()
         (copy / "plans" / "draft.plan").write_bytes(b"plan")
+        (copy / "plans" / "draft.log").write_text("built")
         plan = PlanEntry(
             file="plans/draft.plan",
-            log="",
+            log="plans/draft.log",
             graph="draft",
             graph_sha256=manifest.files["draft.onnx"].sha256,
             backend=backend,
