@@ -87,6 +87,8 @@ def as_failure(error: Exception) -> DraftrtError:
         return absent
     if isinstance(error, OSError | UnicodeEncodeError) and (lost := _lost_output(error)):
         return lost
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
+        return DraftrtError(f"{_first_line(error)}: expected a file or folder")
     if isinstance(error, OSError) and error.strerror:
         names = [os.fsdecode(n) for n in (error.filename, error.filename2) if n is not None]
         where = " -> ".join(names) or "a file"

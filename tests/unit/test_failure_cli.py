@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from draftrt.cli import group
 from draftrt.errors import BackendError, ParityError
 from draftrt.failure_cli import Ending, as_failure
 from tests.waiting import started, until
@@ -158,3 +159,13 @@ def test_a_command_that_is_ended_while_it_imports_says_so_by_its_status(
     assert (process.returncode, out) == (128 + number, "")
     assert error.endswith("Interrupted\n") or number != signal.SIGINT
     assert "Traceback" not in error
+
+
+def test_links_that_lead_to_each_other_are_told(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    words = ["engine", str(loop), "--target", str(tmp_path), "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(group, words)
+    assert done.exit_code == 1
+    assert "Symlink loop from" in done.stderr or "symbolic links" in done.stderr, done.stderr
+    assert "a defect of draftrt" not in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,13 +117,11 @@ def test_what_transformers_adds_to_jinja_is_there(
 def test_a_template_that_cannot_render_says_why(
     chat: ChatTemplate, template: str, cause: str | None
 ) -> None:
-    started = time.monotonic()
     if cause is None:
         assert rendered(chat, template) == template
     else:
         with pytest.raises(BundleError, match=cause):
             rendered(chat, template)
-    assert time.monotonic() - started < 40
     assert rendered(chat, "{{ messages[0].content }}") == USER[0]["content"], "the next one works"
 
 
