@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from draftrt.errors import BackendError
+from draftrt.packages import absence_in
 
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # read when the library is loaded, so set before that
 
@@ -24,9 +25,11 @@ def load_onnxruntime() -> ModuleType:
     try:
         import onnxruntime
     except ImportError as error:
+        if absent := absence_in(error, what="the onnxruntime backend"):
+            raise absent from error
         raise BackendError(
-            f"the onnxruntime backend needs the onnxruntime package: {error}",
-            hint="pip install 'draftrt[ort]'",
+            f"the package onnxruntime cannot be loaded: {error}",
+            hint="pip install --force-reinstall 'draftrt[ort]'",
         ) from error
     module: ModuleType = onnxruntime
     module.disable_telemetry_events()

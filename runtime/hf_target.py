@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from draftrt.errors import BackendError, SpecError, UnsupportedError
 from draftrt.json_file import read_object
+from draftrt.packages import absence_in
 from draftrt.runtime.target import TargetRows
 from draftrt.spec import TargetSpec
 
@@ -237,6 +238,8 @@ def _import_frameworks() -> tuple[ModuleType, ModuleType]:
         import torch
         import transformers
     except ImportError as error:
+        if absent := absence_in(error, what="a Hugging Face target"):
+            raise absent from error
         raise BackendError(
             f"a Hugging Face target needs torch and transformers: {error}",
             hint="pip install 'draftrt[hf]'",
