@@ -17,7 +17,7 @@ from draftrt.failure_cli import Ending, interrupted
 from draftrt.interrupts import ending_in_order
 
 COMMANDS = {
-    "export": ("draftrt.export.command", "export", "Trace a drafter (and target) into a bundle."),
+    "export": ("draftrt.export.cli", "export", "Trace a drafter (and target) into a bundle."),
     "inspect": (
         "draftrt.export.inspect_command",
         "inspect",

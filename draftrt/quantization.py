@@ -1,7 +1,7 @@
 """Which weights a graph holds quantised, and how: names and choices, no arithmetic.
 
 Weights alone are quantised: what a layer computes with stays in the graph's own element type.
-`export/quantize.py` has the arithmetic, docs/adr/0008 the reasons.
+`export/weights/quantize.py` has the arithmetic, docs/adr/0008 the reasons.
 """
 
 from __future__ import annotations

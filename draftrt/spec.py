@@ -1,6 +1,6 @@
 """What a drafter and a target are: frozen facts, each with the place it was read from.
 
-No framework and no file access here. `export/config.py` fills these from a checkpoint; the
+No framework and no file access here. `export/config/drafter.py` fills these from a checkpoint; the
 manifest of a bundle stores them; every later stage reads them from there and nowhere else.
 """
 

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry
-from draftrt.export.check import check_graph
-from draftrt.export.check_extent import is_small
-from draftrt.export.check_sampled import check_draft_sampled
-from draftrt.export.drafter import Drafter, SampledDrafter
-from draftrt.export.graph_tensors import GraphTensor
-from draftrt.export.layers import plan_layers, state_names, write_layers
-from draftrt.export.load import LoadedDrafter
+from draftrt.export.check.compare import check_graph
+from draftrt.export.check.drafter import check_draft_sampled
+from draftrt.export.check.extent import is_small
+from draftrt.export.checkpoint.drafter import LoadedDrafter
+from draftrt.export.graph.layers import plan_layers, state_names, write_layers
+from draftrt.export.models.drafter import Drafter, SampledDrafter
+from draftrt.export.models.shapes import tensor_shapes
+from draftrt.export.models.signature import CAPACITY, draft_signature
+from draftrt.export.models.weights import placeholders
 from draftrt.export.options import ExportOptions, Report, max_context
-from draftrt.export.placing import DRAFT_FILE, place_draft
-from draftrt.export.shapes import tensor_shapes
-from draftrt.export.signature import CAPACITY, draft_signature
-from draftrt.export.trace import trace
-from draftrt.export.weight_files import PlacedWeights, weight_files
-from draftrt.export.weights import placeholders
-from draftrt.export.written_graph import entry_of, finish_weights, write_graph_of
+from draftrt.export.tracing.trace import trace
+from draftrt.export.weights.placement import DRAFT_FILE, place_draft
+from draftrt.export.weights.storage import PlacedWeights, weight_files
+from draftrt.export.weights.tensors import GraphTensor
+from draftrt.export.write_graphs import entry_of, finish_weights, write_graph_of
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec
 

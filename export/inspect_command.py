@@ -9,13 +9,13 @@ import click
 
 from draftrt.bundle import MANIFEST, Bundle, Verify
 from draftrt.codec import to_json
-from draftrt.export.decoder_config import say_left_out, try_decoder
-from draftrt.export.ignored import of_draft, of_target
-from draftrt.export.inspect import decoder_table, describe, table
-from draftrt.export.inspect_bundle import bundle_table, describe_bundle
-from draftrt.export.load import load_drafter
-from draftrt.export.target import read_target
-from draftrt.export.target_files import check_target_files
+from draftrt.export.checkpoint.decoder import say_left_out, try_decoder
+from draftrt.export.checkpoint.describe import decoder_table, describe, table
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.inspect_bundle import bundle_table, describe_bundle
+from draftrt.export.checkpoint.target import read_target
+from draftrt.export.checkpoint.target_files import check_target_files
+from draftrt.export.config.ignored import of_draft, of_target
 from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.printable import printable

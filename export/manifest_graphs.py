@@ -12,21 +12,21 @@ import numpy as np
 
 from draftrt.bundle import Bundle, GraphEntry
 from draftrt.errors import BundleError
+from draftrt.export.check.reference import REBUILDS, bundle_tensors
 from draftrt.export.draft_graph import record_draft
-from draftrt.export.graph_differences import NodeDifference, graph_differences
-from draftrt.export.graph_file import flexible_path, write_graph
-from draftrt.export.graph_tensors import GraphTensor
-from draftrt.export.initialisers import read_initialisers
+from draftrt.export.graph.differences import NodeDifference, graph_differences
+from draftrt.export.graph.files import flexible_path, write_graph
+from draftrt.export.graph.initialisers import read_initialisers
+from draftrt.export.graph.quantize import quantize_graph
+from draftrt.export.models.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
+from draftrt.export.models.rope_shapes import rope_of
+from draftrt.export.models.signature import CAPACITY
 from draftrt.export.onnx_file import read_onnx
 from draftrt.export.options import ExportOptions
-from draftrt.export.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
-from draftrt.export.places import Place, QuantizedWeight
 from draftrt.export.profile import Profile
-from draftrt.export.quantized_graph import quantize_graph
-from draftrt.export.reference import REBUILDS, bundle_tensors
-from draftrt.export.rope_shapes import rope_of
-from draftrt.export.signature import CAPACITY
 from draftrt.export.target_graph import record_target
+from draftrt.export.weights.places import Place, QuantizedWeight
+from draftrt.export.weights.tensors import GraphTensor
 from draftrt.provenance import tool_versions
 from draftrt.quantization import DRAFT
 from draftrt.spec import DecoderSpec, DrafterSpec, RopeSpec
@@ -156,7 +156,7 @@ def taps_of(bundle: Bundle) -> tuple[int, ...]:
 
 def _wrong_tables(path: Path, spec: DrafterSpec | DecoderSpec, max_context: int) -> list[str]:
     """Compare the rotary tables of a file with those that the facts give, over all positions."""
-    from draftrt.export.rope import table_tensors
+    from draftrt.export.models.rope import table_tensors
 
     kinds: dict[str, RopeSpec] = {}
     if isinstance(spec, DrafterSpec):

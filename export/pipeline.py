@@ -16,17 +16,17 @@ from draftrt.bundle import (
     write_manifest,
 )
 from draftrt.errors import ChoiceError, DraftrtError, SpecError, collect
-from draftrt.export.decoder_config import read_decoder, say_left_out, try_decoder
-from draftrt.export.ignored import OF_TARGET, of_draft, of_target
-from draftrt.export.load import LoadedDrafter, load_drafter
-from draftrt.export.memory import check_memory
+from draftrt.export.check.memory import check_memory
+from draftrt.export.checkpoint.decoder import read_decoder, say_left_out, try_decoder
+from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
+from draftrt.export.checkpoint.target import Target, read_target
+from draftrt.export.checkpoint.target_files import check_target_files, copy_target_files
+from draftrt.export.config.ignored import OF_TARGET, of_draft, of_target
+from draftrt.export.models.signature import draft_signature
+from draftrt.export.models.target_signature import target_signature
 from draftrt.export.options import ExportOptions, Report, max_context
-from draftrt.export.placing import place_draft, place_target
-from draftrt.export.signature import draft_signature
-from draftrt.export.target import Target, read_target
-from draftrt.export.target_files import check_target_files, copy_target_files
-from draftrt.export.target_signature import target_signature
-from draftrt.export.weight_files import OnTick, WeightFiles, weight_files
+from draftrt.export.weights.placement import place_draft, place_target
+from draftrt.export.weights.storage import OnTick, WeightFiles, weight_files
 from draftrt.hashing import sample_sha256
 from draftrt.packages import require
 from draftrt.provenance import command_line, now, tool_versions

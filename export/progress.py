@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from time import monotonic
 
-from draftrt.export.places import Progress
+from draftrt.export.weights.places import Progress
 
 WIDTH = 30
 ERASE = "\r\033[K"

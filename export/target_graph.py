@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import GraphEntry
-from draftrt.export.check_extent import is_small
-from draftrt.export.check_target import check_target, check_target_sampled
-from draftrt.export.decoder import Decoder
-from draftrt.export.decoder_shapes import decoder_shapes
-from draftrt.export.graph_tensors import GraphTensor
-from draftrt.export.layers import plan_layers, state_name, state_names, write_layers
+from draftrt.export.check.extent import is_small
+from draftrt.export.check.target import check_target, check_target_sampled
+from draftrt.export.graph.layers import plan_layers, state_name, state_names, write_layers
+from draftrt.export.models.decoder import Decoder
+from draftrt.export.models.decoder_shapes import decoder_shapes
+from draftrt.export.models.signature import CAPACITY
+from draftrt.export.models.target_signature import target_signature
+from draftrt.export.models.weights import placeholders
 from draftrt.export.options import ExportOptions, Report
-from draftrt.export.placing import TARGET_FILE
-from draftrt.export.signature import CAPACITY
-from draftrt.export.target_signature import target_signature
-from draftrt.export.trace import trace
-from draftrt.export.weight_files import PlacedWeights
-from draftrt.export.weights import placeholders
-from draftrt.export.written_graph import entry_of, finish_weights, write_graph_of
+from draftrt.export.tracing.trace import trace
+from draftrt.export.weights.placement import TARGET_FILE
+from draftrt.export.weights.storage import PlacedWeights
+from draftrt.export.weights.tensors import GraphTensor
+from draftrt.export.write_graphs import entry_of, finish_weights, write_graph_of
 from draftrt.spec import DecoderSpec
 
 
@@ -44,7 +44,7 @@ def write_target_graph(
         options: see `ExportOptions`.
         report: gets one line a step.
         context: rows of each cache.
-        weights: what `draftrt.export.placing.place_target` returned.
+        weights: what `draftrt.export.weights.placement.place_target` returned.
     """
     precision, profile = options.precision, options.profile
     fixed, flexible = (

@@ -19,8 +19,8 @@ from draftrt.validate.fresh import Fresh, read_fresh
 from draftrt.validate.parity_rounds import plan_rounds
 
 if TYPE_CHECKING:
-    from draftrt.export.drafter import Drafter
     from draftrt.export.manifest_graphs import FileFindings
+    from draftrt.export.models.drafter import Drafter
 
 NUM_ROUNDS = 4
 ROOM = 48  # rows of context beyond the largest window
@@ -104,8 +104,8 @@ def bisect_bundle(
     bundle = Bundle.open(path, verify=Verify.ALL)
     entry = bundle.graph("draft")
     require("torch", "onnx", "onnxruntime", what="a search")
+    from draftrt.export.check.reference import module_from_bundle
     from draftrt.export.manifest_graphs import compare_with_facts
-    from draftrt.export.reference import module_from_bundle
 
     fresh = None if checkpoint is None else read_fresh(bundle, checkpoint, target)
     why = "" if fresh is None else incomparable(bundle.drafter(), fresh.spec)
@@ -139,9 +139,9 @@ def incomparable(bundle: DrafterSpec, checkpoint: DrafterSpec) -> str:
 
 
 def _fresh_module(bundle: Bundle, fresh: Fresh, *, is_wide: bool) -> Drafter:
-    from draftrt.export.assemble import reference_module
-    from draftrt.export.float32_twin import widened
-    from draftrt.export.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
+    from draftrt.export.check.assemble import reference_module
+    from draftrt.export.graph.float32 import widened
+    from draftrt.export.models.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
 
     fed = {tensor.name for tensor in bundle.graph("draft").signature.inputs}
     return reference_module(
@@ -158,7 +158,7 @@ def _runnable(bundle: Bundle, file: str, precision: Precision) -> Iterator[Path]
     if precision is not Precision.BF16:
         yield bundle.file(file)
         return
-    from draftrt.export.float32_twin import write_float32_twin
+    from draftrt.export.graph.float32 import write_float32_twin
 
     with tempfile.TemporaryDirectory(prefix="draftrt-bisect-") as folder:
         twin = Path(folder) / file

@@ -17,7 +17,7 @@ from draftrt.validate.bisect_run import ReferenceRound
 from draftrt.validate.fresh import factor_of
 
 if TYPE_CHECKING:
-    from draftrt.export.graph_differences import NodeDifference
+    from draftrt.export.graph.differences import NodeDifference
 
 FLOAT16 = 10  # onnx.TensorProto.FLOAT16
 CARRIES = (*MOVES, "Slice", "Concat", "Tile", "Shape", "Gather", "Range")

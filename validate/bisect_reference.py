@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftrt.export.drafter import Drafter
+    from draftrt.export.models.drafter import Drafter
 
 INTO, OUT = "into", "out of"
 KEYS, VALUES, QUERY, MASK = "cached keys", "cached values", "rotated queries", "mask"

@@ -22,7 +22,7 @@ from draftrt.validate.bisect_reference import Place, Values, to_array, watched
 from draftrt.validate.runners import onnxruntime_errors
 
 if TYPE_CHECKING:
-    from draftrt.export.drafter import Drafter
+    from draftrt.export.models.drafter import Drafter
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -63,8 +63,8 @@ def reference_rounds(
     """
     import torch
 
-    from draftrt.export.assemble import empty_caches
-    from draftrt.export.signature import round_feeds, walk_to_compare
+    from draftrt.export.check.assemble import empty_caches
+    from draftrt.export.models.signature import round_feeds, walk_to_compare
 
     rng = np.random.default_rng(0)
     walk = walk_to_compare(entry.signature, entry.precision)

@@ -21,7 +21,7 @@ from draftrt.validate.bisect_run import Arrays, MarkedGraph, ReferenceRound
 from draftrt.validate.tolerances import Limit, limit_of
 
 if TYPE_CHECKING:
-    from draftrt.export.graph_differences import NodeDifference
+    from draftrt.export.graph.differences import NodeDifference
 
 BACKEND = "onnxruntime"
 

@@ -149,7 +149,7 @@ def examine(
     Raises:
         DraftrtError: the pair cannot be loaded or run, or the prompts yield too few rounds.
     """
-    from draftrt.export.reference import module_from_bundle
+    from draftrt.export.check.reference import module_from_bundle
 
     bundle = Bundle.open(path, verify=Verify.ALL)
     spec, lines = bundle.drafter(), read_prompts(prompts, options.num_prompts)

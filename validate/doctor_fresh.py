@@ -17,7 +17,7 @@ def fresh_suspects(spec: DrafterSpec, fresh: Fresh) -> list[Suspect]:
     A fact that changes the shape of a weight cannot be tried alone; nor is it, where it is the
     only one that differs.
     """
-    from draftrt.export.shapes import tensor_shapes
+    from draftrt.export.models.shapes import tensor_shapes
 
     if not fresh.is_different:
         return []

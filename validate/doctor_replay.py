@@ -22,7 +22,7 @@ from draftrt.validate.reference import ReferenceRounds
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftrt.export.drafter import Drafter
+    from draftrt.export.models.drafter import Drafter
 
 
 def widened(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -109,9 +109,9 @@ def build_module(suspect: Suspect, weights: Mapping[str, Tensor], rows: int) -> 
     """
     import torch
 
-    from draftrt.export import rope
-    from draftrt.export.drafter import Drafter
-    from draftrt.export.view import View
+    from draftrt.export.models import rope
+    from draftrt.export.models.attention import View
+    from draftrt.export.models.drafter import Drafter
 
     spec, shift = suspect.spec, suspect.shift
     tables = rope.table_tensors(spec.rope, rows)

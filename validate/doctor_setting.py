@@ -8,7 +8,7 @@ from typing import Any
 
 from draftrt.bundle import Bundle
 from draftrt.errors import BundleError
-from draftrt.export.checkpoint_folder import read_config
+from draftrt.export.checkpoint.checkpoint_folder import read_config
 from draftrt.json_file import read_object
 from draftrt.validate.doctor_recording import Text
 from draftrt.validate.doctor_suspects import Setting

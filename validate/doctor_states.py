@@ -14,7 +14,7 @@ from draftrt.runtime.hf_target import HfTarget
 from draftrt.runtime.load import find_target
 
 if TYPE_CHECKING:
-    from draftrt.export.decoder import Decoder
+    from draftrt.export.models.decoder import Decoder
 
 
 class States(Protocol):
@@ -67,7 +67,7 @@ class ModuleStates:
         """Norm hidden states; see `States.final_norm`."""
         import torch
 
-        from draftrt.export.ops import rms_norm
+        from draftrt.export.models.ops import rms_norm
 
         weight = self._module.get_parameter("model.norm.weight")
         with torch.no_grad():
@@ -84,7 +84,7 @@ def open_states(bundle: Bundle, target: Path | None, layers: Sequence[int]) -> S
         SpecError: the folder holds another target than the bundle was exported for.
     """
     if target is None and bundle.manifest.decoder is not None:
-        from draftrt.export.reference import decoder_from_bundle
+        from draftrt.export.check.reference import decoder_from_bundle
 
         return ModuleStates(decoder_from_bundle(bundle, tuple(layers)))
     return HfStates(find_target(bundle, target), layers)

@@ -280,7 +280,7 @@ def _on_cpu(
     draft: Path, target: Path, out: Path, chosen: EngineOptions, report: Callable[[str], None]
 ) -> Iterator[Path]:
     """Give a bundle that ONNX Runtime's CPU kernels can run."""
-    from draftrt.export.ignored import of_draft
+    from draftrt.export.config.ignored import of_draft
     from draftrt.export.options import ExportOptions
     from draftrt.export.pipeline import export_bundle
 

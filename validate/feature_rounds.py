@@ -93,7 +93,7 @@ def random_rounds(bundle: Bundle, num_rounds: int) -> Iterator[Feeds]:
 
 
 def _feeds(bundle: Bundle, new_rows: int, context_length: int) -> Feeds:
-    from draftrt.export.signature import round_feeds, walk_to_compare
+    from draftrt.export.models.signature import round_feeds, walk_to_compare
 
     entry = bundle.graph("draft")
     return round_feeds(

@@ -21,8 +21,8 @@ from draftrt.validate.records import GoldenCase, read_case
 from draftrt.validate.tolerances import Limit, golden_limit
 
 if TYPE_CHECKING:
-    from draftrt.export.load import LoadedDrafter
-    from draftrt.export.target import Target
+    from draftrt.export.checkpoint.drafter import LoadedDrafter
+    from draftrt.export.checkpoint.target import Target
 
 PYTORCH = "pytorch"
 
@@ -104,7 +104,7 @@ def check_case(
     Raises:
         DraftrtError: the drafter cannot be read or exported, or does not fit the case.
     """
-    from draftrt.export.load import load_drafter
+    from draftrt.export.checkpoint.drafter import load_drafter
 
     loaded = load_drafter(case.draft, case_target(case, target))
     check_width(case, loaded.spec)
@@ -132,9 +132,9 @@ def case_target(case: GoldenCase, folder: Path | None = None) -> Target:
     """
     import torch
 
-    from draftrt.export.load import load_drafter
-    from draftrt.export.target import EMBED, HEAD, Target
-    from draftrt.export.tensor_ref import from_tensor
+    from draftrt.export.checkpoint.drafter import load_drafter
+    from draftrt.export.checkpoint.target import EMBED, HEAD, Target
+    from draftrt.export.checkpoint.tensors import from_tensor
     from draftrt.validate.record_tables import recorded_tables
 
     drafter = load_drafter(case.draft, None).spec
@@ -169,8 +169,8 @@ def _check_graph(
     report: Callable[[str], None],
 ) -> dict[str, Finding]:
     from draftrt.export.draft_graph import write_draft_graph
+    from draftrt.export.models.outputs import EXTRA_OUTPUTS
     from draftrt.export.options import ExportOptions
-    from draftrt.export.outputs import EXTRA_OUTPUTS
     from draftrt.runtime.drafter import Drafter
     from draftrt.runtime.ort import OrtSession
 

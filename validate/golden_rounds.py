@@ -22,8 +22,8 @@ from draftrt.validate.tolerances import RECORD, Limit, limit_of
 from draftrt.validate.verdicts import Measure
 
 if TYPE_CHECKING:
-    from draftrt.export.drafter import Drafter
-    from draftrt.export.load import LoadedDrafter
+    from draftrt.export.checkpoint.drafter import LoadedDrafter
+    from draftrt.export.models.drafter import Drafter
 
 OUTPUT_OF = {"tokens": "draft_ids", "draft_ids": "draft_vocab_ids"}  # others keep their name
 EXACT = Limit(reason="ids are compared exactly")
@@ -56,9 +56,9 @@ def context_of(case: GoldenCase, spec: DrafterSpec) -> int:
 
 def module_drafter(loaded: LoadedDrafter, precision: Precision, context: int) -> Draft:
     """Return the PyTorch module of a checkpoint as something that drafts one sequence."""
-    from draftrt.export.assemble import reference_module
-    from draftrt.export.graph_tensors import draft_tensors
-    from draftrt.export.outputs import EXTRA_OUTPUTS
+    from draftrt.export.check.assemble import reference_module
+    from draftrt.export.models.outputs import EXTRA_OUTPUTS
+    from draftrt.export.weights.tensors import draft_tensors
 
     tensors = draft_tensors(loaded.spec, loaded.tensors, precision, context)
     module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)

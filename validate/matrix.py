@@ -36,7 +36,7 @@ from draftrt.validate.tolerances import golden_limit
 from draftrt.validate.verdicts import Measure
 
 if TYPE_CHECKING:
-    from draftrt.export.load import LoadedDrafter
+    from draftrt.export.checkpoint.drafter import LoadedDrafter
 
 DEFAULT_CONTEXT = 96
 PRECISIONS = tuple(Precision)
@@ -207,8 +207,8 @@ def check_source(
 
 
 def _load(source: Source) -> tuple[LoadedDrafter, GoldenCase | None]:
-    from draftrt.export.load import load_drafter
-    from draftrt.export.target import read_target
+    from draftrt.export.checkpoint.drafter import load_drafter
+    from draftrt.export.checkpoint.target import read_target
     from draftrt.validate.golden import case_target
 
     if source.case is None:
@@ -222,8 +222,8 @@ def _load(source: Source) -> tuple[LoadedDrafter, GoldenCase | None]:
 def _export(loaded: LoadedDrafter, folder: Path, precision: Precision, context: int) -> Bundle:
     """Write a bundle of the draft graph alone, with every output: no target, no tokenizer."""
     from draftrt.export.draft_graph import write_draft_graph
+    from draftrt.export.models.outputs import EXTRA_OUTPUTS
     from draftrt.export.options import ExportOptions
-    from draftrt.export.outputs import EXTRA_OUTPUTS
 
     assert loaded.target is not None
     options = ExportOptions(precision=precision, max_context=context, extra_outputs=EXTRA_OUTPUTS)
@@ -244,8 +244,8 @@ def _export(loaded: LoadedDrafter, folder: Path, precision: Precision, context: 
 
 def _against_record(case: GoldenCase, bundle: Bundle) -> dict[str, Finding | Measure]:
     """Draft the recorded rounds with the graph, and in bf16 with PyTorch's own kernels too."""
-    from draftrt.export.float32_twin import write_float32_twin
-    from draftrt.export.reference import module_from_bundle
+    from draftrt.export.check.reference import module_from_bundle
+    from draftrt.export.graph.float32 import write_float32_twin
     from draftrt.runtime.drafter import Drafter
     from draftrt.runtime.ort import OrtSession
     from draftrt.validate.subjects import run_signature

@@ -16,7 +16,7 @@ from draftrt.spec import Precision
 from draftrt.validate.reference import ReferenceRounds
 
 if TYPE_CHECKING:
-    from draftrt.export.load import LoadedDrafter
+    from draftrt.export.checkpoint.drafter import LoadedDrafter
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -37,10 +37,10 @@ class ModuleSession(Closing):
             max_context: rows of the caches.
             watch: is shown the feeds and outputs of every call.
         """
-        from draftrt.export.assemble import reference_module
-        from draftrt.export.graph_tensors import draft_tensors
-        from draftrt.export.outputs import EXTRA_OUTPUTS
-        from draftrt.export.signature import draft_signature
+        from draftrt.export.check.assemble import reference_module
+        from draftrt.export.models.outputs import EXTRA_OUTPUTS
+        from draftrt.export.models.signature import draft_signature
+        from draftrt.export.weights.tensors import draft_tensors
         from draftrt.runtime.backend import fed_signature
 
         tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, max_context)

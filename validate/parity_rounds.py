@@ -86,7 +86,7 @@ def feeds_of(
     spec: DrafterSpec, entry: GraphEntry, rounds: Sequence[PlannedRound]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the feeds of each round, always the same ones."""
-    from draftrt.export.signature import round_feeds, walk_to_compare
+    from draftrt.export.models.signature import round_feeds, walk_to_compare
 
     rng = np.random.default_rng(0)
     walk = walk_to_compare(entry.signature, entry.precision)

@@ -10,20 +10,20 @@ from draftrt.bundle import MANIFEST, Bundle, Verify
 from draftrt.engines.devices import Device
 from draftrt.engines.memory import GraphMemory, bundle_memory, graph_memory, num_steps
 from draftrt.errors import SpecError
-from draftrt.export.checkpoint import check_folder, read_headers
-from draftrt.export.decoder_config import say_left_out
-from draftrt.export.ignored import of_draft
-from draftrt.export.load import LoadedDrafter, load_drafter
-from draftrt.export.memory import export_peak_bytes
+from draftrt.export.check.memory import export_peak_bytes
+from draftrt.export.checkpoint.decoder import say_left_out
+from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
+from draftrt.export.checkpoint.safetensors import check_folder, read_headers
+from draftrt.export.checkpoint.target import read_target
+from draftrt.export.checkpoint.target_files import TOKENIZER_FILES
+from draftrt.export.config.ignored import of_draft
+from draftrt.export.models.signature import draft_signature
+from draftrt.export.models.target_signature import target_signature
 from draftrt.export.options import ExportOptions, max_context
 from draftrt.export.pipeline import check_quantised, choose_decoder
-from draftrt.export.placing import place_draft, place_target
-from draftrt.export.signature import draft_signature
-from draftrt.export.target import read_target
-from draftrt.export.target_files import TOKENIZER_FILES
-from draftrt.export.target_signature import target_signature
-from draftrt.export.weight_files import PlacedWeights, WeightFiles
-from draftrt.export.weight_slices import is_read_whole
+from draftrt.export.weights.placement import place_draft, place_target
+from draftrt.export.weights.storage import PlacedWeights, WeightFiles
+from draftrt.export.weights.weight_slices import is_read_whole
 from draftrt.runtime.advice import modelled_costs
 from draftrt.runtime.schedule import NOTE, Costs, read_costs
 from draftrt.spec import DecoderSpec

@@ -10,7 +10,7 @@ import click
 from draftrt.bundle import MANIFEST, Verify
 from draftrt.engines.devices import DEVICES, find_device
 from draftrt.export.options import MOST_CONTEXT, ExportOptions
-from draftrt.export.places import WeightMode
+from draftrt.export.weights.places import WeightMode
 from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.ignore_cli import ignore_key_option
 from draftrt.quantization import Part, Scheme

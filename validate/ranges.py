@@ -26,7 +26,7 @@ from draftrt.validate.reference import ReferenceRounds
 from draftrt.validate.tolerances import FP16_AGAINST_FP32, LARGEST_FEATURE
 
 if TYPE_CHECKING:
-    from draftrt.export.drafter import Drafter
+    from draftrt.export.models.drafter import Drafter
 
 LARGEST_FP16 = 65504.0
 NEAR = 0.5  # share of the range from which on a point is called near its end
@@ -101,7 +101,7 @@ def check_ranges(
         BundleError: no bundle there, its files changed, or prompts without a target graph.
         UnsupportedError: the graph holds no float16.
     """
-    from draftrt.export.reference import module_from_bundle
+    from draftrt.export.check.reference import module_from_bundle
 
     bundle = Bundle.open(path, verify=Verify.ALL)
     entry = bundle.graph("draft")
@@ -146,7 +146,7 @@ def record_ranges(
     Returns:
         Every point that holds float16, largest magnitude first; the ids; and the rounds drafted.
     """
-    from draftrt.export.recorder import Recorder
+    from draftrt.export.tracing.fp16_peaks import Recorder
 
     spec, recorder = narrow.spec, Recorder(narrow)
     is_sequential = spec.markov is not None or spec.selector is not None

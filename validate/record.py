@@ -29,8 +29,8 @@ from draftrt.validate.records import ARRAYS_FILE, CASE_FILE, DRAFT_FOLDER, VERSI
 from draftrt.validate.tolerances import LOGITS
 
 if TYPE_CHECKING:
-    from draftrt.export.load import LoadedDrafter
-    from draftrt.export.tensor_ref import TensorRef
+    from draftrt.export.checkpoint.drafter import LoadedDrafter
+    from draftrt.export.checkpoint.tensors import TensorRef
 
 WEIGHTS = ("auto", "copy", "hash")
 MAX_COPY_BYTES = 64 << 20  # auto keeps weights up to here
@@ -83,8 +83,8 @@ def record_case(
         RecordError: ``out`` exists.
         DraftrtError: drafter or target cannot be read, do not fit, or cannot be run.
     """
-    from draftrt.export.load import load_drafter
-    from draftrt.export.target import read_target
+    from draftrt.export.checkpoint.drafter import load_drafter
+    from draftrt.export.checkpoint.target import read_target
 
     if out.exists():
         raise RecordError(
@@ -130,7 +130,7 @@ def _arrays(
 def _facts(
     loaded: LoadedDrafter, options: RecordOptions, files: Sequence[Path], source: str
 ) -> dict[str, Any]:
-    from draftrt.export.borrowed import brought
+    from draftrt.export.checkpoint.borrowed import brought
 
     assert loaded.target is not None
     brings = brought(loaded.target)
@@ -150,7 +150,7 @@ def _facts(
 
 def borrowed_tables(loaded: LoadedDrafter) -> dict[str, TensorRef]:
     """Return the target's tables that a drafter reads, by their name in a record."""
-    from draftrt.export.target import EMBED, HEAD
+    from draftrt.export.checkpoint.target import EMBED, HEAD
 
     assert loaded.target is not None
     spec, held = loaded.spec, loaded.target.tables
@@ -179,7 +179,7 @@ def _rounds(
 
 def _drawn(loaded: LoadedDrafter, options: RecordOptions) -> Iterator[tuple[Arrays, Arrays]]:
     """Draft from drawn features: past a short sliding window, then none, half and all accepted."""
-    from draftrt.export.signature import round_feeds
+    from draftrt.export.models.signature import round_feeds
 
     spec = loaded.spec
     windows = [window for window in windows_of(spec) if window <= MAX_WINDOW]

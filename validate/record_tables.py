@@ -14,7 +14,7 @@ from draftrt.validate.record_files import RecordError
 from draftrt.validate.records import GoldenCase
 
 if TYPE_CHECKING:
-    from draftrt.export.tensor_ref import TensorRef
+    from draftrt.export.checkpoint.tensors import TensorRef
 
 ROWS_A_SLICE = 4096
 
@@ -34,7 +34,7 @@ def recorded_tables(case: GoldenCase, target: Path | None) -> dict[str, TensorRe
     Raises:
         RecordError: no target was given, it lacks a table, or the table is another one.
     """
-    from draftrt.export.target import read_target
+    from draftrt.export.checkpoint.target import read_target
 
     if not case.table_hashes:
         return {}

@@ -84,8 +84,8 @@ def record_trajectories(
 def _rows(
     draft: Path, target: Path, options: TrajectoryOptions, report: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    from draftrt.export.load import load_drafter
-    from draftrt.export.target import read_target
+    from draftrt.export.checkpoint.drafter import load_drafter
+    from draftrt.export.checkpoint.target import read_target
     from draftrt.runtime.decode import Decoder
     from draftrt.runtime.drafter import Drafter
     from draftrt.runtime.hf_target import HfTarget

@@ -16,7 +16,7 @@ from draftrt.spec import Precision
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftrt.export.drafter import Drafter
+    from draftrt.export.models.drafter import Drafter
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -68,7 +68,7 @@ class ReferenceRounds:
         """
         import torch
 
-        from draftrt.export.assemble import empty_caches
+        from draftrt.export.check.assemble import empty_caches
 
         if int(feeds["context_length"][0]) == 0:
             self._caches = empty_caches(self._module.spec, self._precision, self._max_context)
@@ -90,7 +90,7 @@ class ReferenceRounds:
         return named
 
     def _check(self, inputs: Sequence[Tensor], out: Sequence[Tensor], length: int) -> None:
-        from draftrt.export.overflow import is_finite, overflow_in
+        from draftrt.export.weights.overflow import is_finite, overflow_in
 
         if is_finite(one.numpy() for one in out):
             return

@@ -93,7 +93,7 @@ def has_int8_kernels(entry: GraphEntry) -> bool:
 
 def reference_of(bundle: Bundle, backend: str) -> ReferenceRounds:
     """Return the module that a subject of a backend is compared with, ready to draft."""
-    from draftrt.export.reference import module_from_bundle
+    from draftrt.export.check.reference import module_from_bundle
 
     entry = bundle.graph("draft")
     is_twin = backend == ONNXRUNTIME and entry.precision is Precision.BF16
@@ -106,7 +106,7 @@ def _ready(bundle: Bundle, file: str, entry: GraphEntry, scratch: Path) -> Path:
     """Return a graph that ONNX Runtime can run: the file itself, or its twin."""
     if entry.precision is not Precision.BF16:
         return bundle.file(file)
-    from draftrt.export.float32_twin import write_float32_twin
+    from draftrt.export.graph.float32 import write_float32_twin
 
     twin = scratch / file
     write_float32_twin(bundle.file(file), twin)
@@ -114,7 +114,7 @@ def _ready(bundle: Bundle, file: str, entry: GraphEntry, scratch: Path) -> Path:
 
 
 def _tapped(path: Path, spec: DrafterSpec, entry: GraphEntry) -> Subject:
-    from draftrt.export.signature import draft_signature
+    from draftrt.export.models.signature import draft_signature
 
     content, names = add_taps(path, spec)
     signature = run_signature(entry)

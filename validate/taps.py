@@ -50,7 +50,7 @@ def add_taps(path: Path, spec: DrafterSpec) -> tuple[bytes, tuple[str, ...]]:
 
 def _made_with(graph: Any, weight: str) -> str | None:
     """Return what the one node that uses a weight makes; None without exactly one."""
-    from draftrt.export.quantized_graph import CODES
+    from draftrt.export.graph.quantize import CODES
 
     names = {weight, weight + CODES}
     users: list[Any] = []

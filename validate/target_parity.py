@@ -81,12 +81,12 @@ def check_target_parity(path: Path | str) -> TargetReport:
 
 def _computed(bundle: Bundle, file: str) -> list[str]:
     """Compute one file and the module; return a line for each thing that is the same."""
-    from draftrt.export.check_extent import is_small
-    from draftrt.export.check_target import check_target, check_target_sampled
-    from draftrt.export.initialisers import as_stored
+    from draftrt.export.check.extent import is_small
+    from draftrt.export.check.reference import bundle_tensors, decoder_of
+    from draftrt.export.check.target import check_target, check_target_sampled
+    from draftrt.export.graph.initialisers import as_stored
     from draftrt.export.manifest_graphs import taps_of
     from draftrt.export.profile import Profile
-    from draftrt.export.reference import bundle_tensors, decoder_of
 
     entry, spec = bundle.graph(TARGET), decoder_of(bundle)
     own = bundle_tensors(bundle, TARGET, spec)

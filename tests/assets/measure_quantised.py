@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from draftrt.bundle import Bundle
+from draftrt.export.check.reference import module_from_bundle
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.reference import module_from_bundle
 from draftrt.quantization import parse_quantization
 from draftrt.runtime.load import load
 from draftrt.runtime.options import DecodeOptions

@@ -39,10 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sampled(folder: Path, tamper: Callable[[Path], None] | None = None) -> list[str]:
     """Check the draft graph by samples, after a fault is planted in it."""
-    from draftrt.export.check_sampled import check_draft_sampled
-    from draftrt.export.graph_tensors import draft_tensors
-    from draftrt.export.load import load_drafter
-    from draftrt.export.target import read_target
+    from draftrt.export.check.drafter import check_draft_sampled
+    from draftrt.export.checkpoint.drafter import load_drafter
+    from draftrt.export.checkpoint.target import read_target
+    from draftrt.export.weights.tensors import draft_tensors
 
     loaded = load_drafter(folder / "draft", read_target(folder / "target"))
     entry = Bundle.open(folder / "bundle").graph()
@@ -249,10 +249,11 @@ def test_a_planted_fault_is_found(fault: str, folder: Path) -> None:
 def test_kinds_of_layers_that_are_mixed_up_end_the_export(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftrt.export import check_extent, draft_graph
-    from draftrt.export.layers import plan_layers
+    from draftrt.export import draft_graph
+    from draftrt.export.check import extent
+    from draftrt.export.graph.layers import plan_layers
 
-    monkeypatch.setattr(check_extent, "FULL_CHECK_BYTES", 0)
+    monkeypatch.setattr(extent, "FULL_CHECK_BYTES", 0)
     monkeypatch.setattr(draft_graph, "plan_layers", lambda kinds: plan_layers([0] * len(kinds)))
     line = ["export", str(folder / "draft"), "--target", str(folder / "target"), "-o"]
     line += [str(tmp_path / "bundle"), "--max-context", str(CONTEXT), "--no-target-graph"]
@@ -281,11 +282,11 @@ def late_choice(graph: Any) -> None:
 
 
 def test_a_target_is_checked_by_samples_and_its_features_by_their_places(folder: Path) -> None:
-    from draftrt.export.check_target import check_target, check_target_sampled
-    from draftrt.export.decoder_config import read_decoder
-    from draftrt.export.graph_tensors import GraphTensor, target_tensors
+    from draftrt.export.check.target import check_target, check_target_sampled
+    from draftrt.export.checkpoint.decoder import read_decoder
+    from draftrt.export.checkpoint.target import read_target
     from draftrt.export.profile import Profile
-    from draftrt.export.target import read_target
+    from draftrt.export.weights.tensors import GraphTensor, target_tensors
 
     path = folder / "bundle" / "target.onnx"
     bundle = Bundle.open(folder / "bundle")

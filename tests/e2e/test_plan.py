@@ -87,11 +87,11 @@ def test_a_large_models_export_is_predicted_to_hold_one_layer(
     scheme: str | None, monkeypatch: pytest.MonkeyPatch, root: Path
 ) -> None:
     """By hand: a layer, what surrounds the layers, a block of the head, three caches, tables."""
-    from draftrt.export import check_extent
-    from draftrt.export.memory import COPY_BYTES, EXPORT_BYTES, QUANTISE_BYTES
+    from draftrt.export.check import extent
+    from draftrt.export.check.memory import COPY_BYTES, EXPORT_BYTES, QUANTISE_BYTES
 
     monkeypatch.chdir(root)
-    monkeypatch.setattr(check_extent, "FULL_CHECK_BYTES", 0)
+    monkeypatch.setattr(extent, "FULL_CHECK_BYTES", 0)
     words = [PAIR[0], "--target", PAIR[1], "--no-target-graph", "--max-context", "512"]
     words += ["--precision", "bf16"] + ([] if scheme is None else ["--quantize", f"draft:{scheme}"])
     found = plan(*words)

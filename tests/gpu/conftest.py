@@ -13,8 +13,8 @@ from draftrt.bundle import Bundle, Manifest, hash_files, write_manifest
 from draftrt.engines.build import build_plan
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.options import BuildOptions
+from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.draft_graph import write_draft_graph
-from draftrt.export.load import load_drafter
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.runtime.cuda import Cuda

@@ -12,9 +12,9 @@ import pytest
 
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError, FeedError
+from draftrt.export.models.signature import round_feeds
 from draftrt.export.options import ExportOptions
 from draftrt.export.profile import Profile
-from draftrt.export.signature import round_feeds
 from draftrt.runtime.drafter import Drafter
 from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import open_graph

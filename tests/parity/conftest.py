@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from draftrt.export.target import Target, read_target
+from draftrt.export.checkpoint.target import Target, read_target
 from draftrt.validate.toy_formats import target_arrays
 from draftrt.validate.toys import ToyTarget, write_target
 

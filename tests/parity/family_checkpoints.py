@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.export.target import Target
+from draftrt.export.checkpoint.target import Target
 from draftrt.validate.toy_formats import drafter_arrays
 from draftrt.validate.toys import ToyDrafter, write_drafter
 from tests.parity.family_choices import (

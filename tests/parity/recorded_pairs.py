@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from draftrt.export.decoder import Decoder
-from draftrt.export.decoder_config import read_decoder
-from draftrt.export.graph_tensors import draft_tensors, target_tensors
-from draftrt.export.load import load_drafter
-from draftrt.export.target import Target, read_target
+from draftrt.export.checkpoint.decoder import read_decoder
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.target import Target, read_target
+from draftrt.export.models.decoder import Decoder
+from draftrt.export.weights.tensors import draft_tensors, target_tensors
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.doctor_recording import Text, with_states
 from draftrt.validate.doctor_replay import Replay, build_module, widened

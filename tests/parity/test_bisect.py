@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 
 from draftrt.bundle import Bundle, hash_files, read_manifest, write_manifest
 from draftrt.cli import group
-from draftrt.export.graph_differences import graph_differences
+from draftrt.export.check.reference import module_from_bundle
+from draftrt.export.graph.differences import graph_differences
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.reference import module_from_bundle
 from draftrt.spec import Precision
 from draftrt.validate.bisect_graph import Graph
 from draftrt.validate.bisect_run import ReferenceRound, reference_rounds

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.export.assemble import reference_module
+from draftrt.export.check.assemble import reference_module
+from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.draft_graph import write_draft_graph
-from draftrt.export.graph_tensors import draft_tensors
-from draftrt.export.load import load_drafter
 from draftrt.export.options import ExportOptions
 from draftrt.export.profile import Profile
+from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import Precision
 from draftrt.validate.bisect_graph import Graph
 from draftrt.validate.bisect_run import reference_rounds

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.export.target import Target
+from draftrt.export.checkpoint.target import Target
 from draftrt.spec import DrafterSpec, RopeLayout, VocabMap, WindowEdge
 from draftrt.validate.doctor_suspects import Suspect
 from draftrt.validate.doctor_trial import Tried

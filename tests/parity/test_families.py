@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from draftrt.export.assemble import reference_module
-from draftrt.export.choices import MARKOV_TYPES, ROPE_TYPES
-from draftrt.export.families import BACKBONES, FAMILIES
-from draftrt.export.graph_tensors import draft_tensors
-from draftrt.export.load import load_drafter
-from draftrt.export.shapes import HEADS, LAYERS
-from draftrt.export.target import Target
+from draftrt.export.check.assemble import reference_module
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.target import Target
+from draftrt.export.config.choices import MARKOV_TYPES, ROPE_TYPES
+from draftrt.export.models.families import BACKBONES, FAMILIES
+from draftrt.export.models.shapes import HEADS, LAYERS
+from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import Precision
 from draftrt.validate.reference import ReferenceRounds
 from tests.parity.family_checkpoints import make_case

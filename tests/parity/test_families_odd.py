@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.export.assemble import reference_module
-from draftrt.export.graph_tensors import draft_tensors
-from draftrt.export.load import load_drafter
-from draftrt.export.target import read_target
+from draftrt.export.check.assemble import reference_module
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.target import read_target
+from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import Precision
 from draftrt.validate.reference import ReferenceRounds
 from draftrt.validate.toy_formats import drafter_arrays, target_arrays

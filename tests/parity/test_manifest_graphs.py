@@ -18,10 +18,10 @@ from onnx import numpy_helper
 from draftrt.bundle import Bundle, hash_files, read_manifest, write_manifest
 from draftrt.cli import group
 from draftrt.errors import BundleError, DraftrtError, SpecError
+from draftrt.export.check.reference import module_from_bundle
 from draftrt.export.manifest_graphs import FileFindings, compare_with_facts
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.reference import module_from_bundle
 from draftrt.manifest import Manifest
 from draftrt.quantization import Part, Scheme, parse_quantization
 from draftrt.spec import ConfidenceSpec, DrafterSpec, Family, Precision, RopeLayout

@@ -100,7 +100,7 @@ def test_a_drafter_recorded_over_a_real_text_is_the_same_in_every_precision(tmp_
 
 def test_the_cases_bring_windows_causal_layers_and_every_head() -> None:
     """What makes the matrix one; a case that goes must be replaced."""
-    from draftrt.export.load import load_drafter
+    from draftrt.export.checkpoint.drafter import load_drafter
 
     cases = [read_case(CASES / name) for name in NAMES]
     specs = [load_drafter(case.draft, case_target(case)).spec for case in cases]

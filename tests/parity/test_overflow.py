@@ -33,7 +33,7 @@ K_PROJ = "layers.1.self_attn.k_proj"
 def extent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether graphs are checked whole, or as large ones are."""
     if request.param == "by samples":
-        monkeypatch.setattr("draftrt.export.check_extent.FULL_CHECK_BYTES", 0)
+        monkeypatch.setattr("draftrt.export.check.extent.FULL_CHECK_BYTES", 0)
     return str(request.param)
 
 

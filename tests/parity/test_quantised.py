@@ -103,12 +103,12 @@ def test_onnxruntime_multiplies_with_the_codes_and_looks_rows_up_in_them(
 def test_codes_and_scales_that_are_not_the_checkpoints_are_found(
     mixed: Path, tmp_path: Path, name: str, part: str
 ) -> None:
-    from draftrt.export.check_weights import check_channels
-    from draftrt.export.graph_tensors import draft_tensors
-    from draftrt.export.initialisers import read_initialisers
-    from draftrt.export.load import load_drafter
-    from draftrt.export.quantized_file import QuantizedRef
-    from draftrt.export.target import read_target
+    from draftrt.export.check.onnx_file import check_channels
+    from draftrt.export.checkpoint.drafter import load_drafter
+    from draftrt.export.checkpoint.target import read_target
+    from draftrt.export.graph.initialisers import read_initialisers
+    from draftrt.export.weights.quantized import QuantizedRef
+    from draftrt.export.weights.tensors import draft_tensors
 
     loaded = load_drafter(ASSETS / "tiny-dspark", read_target(ASSETS / "tiny-target"))
     tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)
@@ -131,11 +131,11 @@ def test_codes_and_scales_that_are_not_the_checkpoints_are_found(
 def test_logits_stay_near_those_of_the_weights_before(mixed: Path) -> None:
     import torch
 
-    from draftrt.export.assemble import reference_module
-    from draftrt.export.graph_tensors import draft_tensors
-    from draftrt.export.load import load_drafter
-    from draftrt.export.signature import round_feeds
-    from draftrt.export.target import read_target
+    from draftrt.export.check.assemble import reference_module
+    from draftrt.export.checkpoint.drafter import load_drafter
+    from draftrt.export.checkpoint.target import read_target
+    from draftrt.export.models.signature import round_feeds
+    from draftrt.export.weights.tensors import draft_tensors
 
     loaded = load_drafter(ASSETS / "tiny-dspark", read_target(ASSETS / "tiny-target"))
     tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, CONTEXT)

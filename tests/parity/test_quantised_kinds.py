@@ -64,8 +64,8 @@ def optimised(path: Path, tmp_path: Path) -> list[Any]:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_kind_of_drafter_agrees_with_its_own_integers(name: str, tmp_path: Path) -> None:
+    from draftrt.export.checkpoint.drafter import load_drafter
     from draftrt.export.draft_graph import write_draft_graph
-    from draftrt.export.load import load_drafter
     from draftrt.export.options import ExportOptions
     from draftrt.validate.golden import case_target
     from draftrt.validate.records import read_case
@@ -106,11 +106,11 @@ def test_every_scheme_passes_the_gate_in_every_precision(
 def test_the_gate_for_large_models_takes_quantised_weights(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftrt.export import check_extent
+    from draftrt.export.check import extent
 
-    monkeypatch.setattr(check_extent, "FULL_CHECK_BYTES", 0)
-    monkeypatch.setattr(check_extent, "BLOCK_ROWS", 75)  # int4 codes from the middle of a byte on
-    monkeypatch.setattr(check_extent, "BLOCK_ELEMENTS", 700)
+    monkeypatch.setattr(extent, "FULL_CHECK_BYTES", 0)
+    monkeypatch.setattr(extent, "BLOCK_ROWS", 75)  # int4 codes from the middle of a byte on
+    monkeypatch.setattr(extent, "BLOCK_ELEMENTS", 700)
     done = export(tmp_path / "out", MIXED, "--precision", precision)
     assert done.exit_code == 0, done.output
     assert done.output.count("rows of all") == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.export import check_extent
+from draftrt.export.check import extent
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.profile import Profile
@@ -31,9 +31,9 @@ def test_every_graph_passes_the_check_by_samples(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(check_extent, "FULL_CHECK_BYTES", 0)
-    monkeypatch.setattr(check_extent, "BLOCK_ROWS", 75)
-    monkeypatch.setattr(check_extent, "BLOCK_ELEMENTS", 700)
+    monkeypatch.setattr(extent, "FULL_CHECK_BYTES", 0)
+    monkeypatch.setattr(extent, "BLOCK_ROWS", 75)
+    monkeypatch.setattr(extent, "BLOCK_ELEMENTS", 700)
     lines: list[str] = []
     draft = write_drafter(tmp_path / "draft", TOYS[name])
     target = write_target(tmp_path / "target")

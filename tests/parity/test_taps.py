@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
+from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
 from draftrt.export.draft_graph import write_draft_graph
-from draftrt.export.load import LoadedDrafter, load_drafter
+from draftrt.export.models.outputs import EXTRA_OUTPUTS
+from draftrt.export.models.signature import round_feeds
 from draftrt.export.options import ExportOptions
-from draftrt.export.outputs import EXTRA_OUTPUTS
-from draftrt.export.signature import round_feeds
 from draftrt.validate.golden import case_target
 from draftrt.validate.records import read_case
 from draftrt.validate.taps import add_taps

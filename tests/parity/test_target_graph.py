@@ -18,7 +18,7 @@ from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.quantize import dequantize, quantize_rows
+from draftrt.export.weights.quantize import dequantize, quantize_rows
 from draftrt.quantization import parse_quantization, part_of
 from draftrt.runtime.decode import Decoder
 from draftrt.runtime.graph_target import GraphTarget

@@ -47,7 +47,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def extent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether graphs are computed whole, or as large ones are."""
     if request.param == "by samples":
-        monkeypatch.setattr("draftrt.export.check_extent.FULL_CHECK_BYTES", 0)
+        monkeypatch.setattr("draftrt.export.check.extent.FULL_CHECK_BYTES", 0)
     return str(request.param)
 
 

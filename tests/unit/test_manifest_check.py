@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.errors import BackendError, BundleError
-from draftrt.export.activations import ACTIVATIONS
-from draftrt.export.initialisers import read_initialisers
+from draftrt.export.graph.initialisers import read_initialisers
+from draftrt.export.models.activations import ACTIVATIONS
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.manifest_check import ACTIVATIONS as KNOWN

@@ -19,7 +19,7 @@ from draftrt.cli import group
 from draftrt.errors import BundleError, DraftrtError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.places import WeightMode
+from draftrt.export.weights.places import WeightMode
 from draftrt.hashing import sample_sha256, sha256_of
 from draftrt.manifest import PlanEntry
 from draftrt.quantization import parse_quantization

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from draftrt.cli import group
-from draftrt.export.target import Target, read_target
+from draftrt.export.checkpoint.target import Target, read_target
 from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
 Draft = Callable[..., Path]

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftrt.export import tensor_names
-from draftrt.export.config import read_config
-from draftrt.export.config_family import ARCHITECTURES
-from draftrt.export.facts import Facts
-from draftrt.export.load import load_drafter
-from draftrt.export.meaning import TOPICS
-from draftrt.export.shapes import tensor_shapes
-from draftrt.export.stored_quantised import QUANTISED
+from draftrt.export.checkpoint import names as tensor_names
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.stored_quantised import QUANTISED
+from draftrt.export.config.drafter import read_config
+from draftrt.export.config.family import ARCHITECTURES
+from draftrt.export.config.meaning import TOPICS
+from draftrt.export.config.reader import Facts
+from draftrt.export.models.shapes import tensor_shapes
 from draftrt.spec import Backbone
 from draftrt.validate.toy_formats import drafter_arrays, drafter_config
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter

@@ -11,9 +11,9 @@ import pytest
 
 from draftrt.codec import to_json
 from draftrt.errors import DraftrtError
-from draftrt.export.inspect import describe, table
-from draftrt.export.load import load_drafter
-from draftrt.export.target import Target
+from draftrt.export.checkpoint.describe import describe, table
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.target import Target
 
 LIMIT_SECONDS = 1.0
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftrt.export import ops
-from draftrt.export.quantize import quantize_rows
-from draftrt.export.rope import inverse_frequencies
+from draftrt.export.models import ops
+from draftrt.export.models.rope import inverse_frequencies
+from draftrt.export.weights.quantize import quantize_rows
 from draftrt.quantization import Scheme
 from draftrt.spec import RopeLayout, RopeSpec
 from tests.parity.slow_rope import SlowRope

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftrt.export.load import load_drafter
-from draftrt.export.target import Target
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.target import Target
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter
 from tests.unit.export.test_right_answers import rounds_of
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from draftrt.export.load import load_drafter
-from draftrt.export.target import read_target
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.target import read_target
 from draftrt.spec import RopeLayout, TableSource, VocabMap
 from tests.unit.export.published import DFLASH2, ROWS, Published
 from tests.unit.export.published_files import shapes_of, write_its_target, write_published

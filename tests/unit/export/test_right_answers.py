@@ -15,12 +15,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from draftrt.export.assemble import empty_caches, reference_module
-from draftrt.export.graph_tensors import draft_tensors
-from draftrt.export.load import LoadedDrafter, load_drafter
-from draftrt.export.outputs import EXTRA_OUTPUTS
-from draftrt.export.signature import round_feeds
-from draftrt.export.target import Target
+from draftrt.export.check.assemble import empty_caches, reference_module
+from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
+from draftrt.export.checkpoint.target import Target
+from draftrt.export.models.outputs import EXTRA_OUTPUTS
+from draftrt.export.models.signature import round_feeds
+from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.toy_formats import drafter_arrays
 from draftrt.validate.toys import ToyDrafter, write_drafter

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from draftrt.cli import group
 from draftrt.errors import SpecError
-from draftrt.export.roles import DRAFTER, TARGET, check_roles, role_of
+from draftrt.export.checkpoint.roles import DRAFTER, TARGET, check_roles, role_of
 from draftrt.validate.toys import Kind
 
 

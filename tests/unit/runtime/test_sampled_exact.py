@@ -54,11 +54,11 @@ class Drawn:
     """
 
     def __init__(self, folder: Path, name: str, num_draws: int) -> None:
-        from draftrt.export.assemble import empty_caches, reference_module
-        from draftrt.export.graph_tensors import draft_tensors
-        from draftrt.export.load import load_drafter
-        from draftrt.export.signature import round_feeds
-        from draftrt.export.target import read_target
+        from draftrt.export.check.assemble import empty_caches, reference_module
+        from draftrt.export.checkpoint.drafter import load_drafter
+        from draftrt.export.checkpoint.target import read_target
+        from draftrt.export.models.signature import round_feeds
+        from draftrt.export.weights.tensors import draft_tensors
         from draftrt.spec import Precision
         from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
 

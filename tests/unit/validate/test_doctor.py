@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from draftrt.cli import group
 from draftrt.errors import FeedError
-from draftrt.export.load import load_drafter
+from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.spec import DrafterSpec, VocabMap
 from draftrt.validate.doctor import Examination, by_context, by_position
 from draftrt.validate.doctor_forms import FormResult

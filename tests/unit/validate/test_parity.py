@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from draftrt.cli import group
-from draftrt.export.load import load_drafter
+from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.manifest_graphs import FileFindings
 from draftrt.signature import Signature, TensorSpec
 from draftrt.spec import DrafterSpec, Precision

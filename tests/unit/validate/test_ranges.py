@@ -25,16 +25,16 @@ GOLDEN = sorted((TESTS / "golden").glob("*/case.json"))
 
 
 def pair(name: str) -> Any:
-    from draftrt.export.load import load_drafter
-    from draftrt.export.target import read_target
+    from draftrt.export.checkpoint.drafter import load_drafter
+    from draftrt.export.checkpoint.target import read_target
 
     return load_drafter(TESTS / "assets" / name, read_target(TESTS / "assets" / "tiny-target"))
 
 
 def module_of(loaded: Any, precision: Precision, changed: str = "", factor: float = 1.0) -> Any:
     """The drafter in eager PyTorch; one of its weights may be scaled."""
-    from draftrt.export.assemble import reference_module
-    from draftrt.export.graph_tensors import draft_tensors
+    from draftrt.export.check.assemble import reference_module
+    from draftrt.export.weights.tensors import draft_tensors
 
     tensors = draft_tensors(loaded.spec, loaded.tensors, precision, CONTEXT)
     module = reference_module(loaded.spec, tensors)
@@ -46,7 +46,7 @@ def module_of(loaded: Any, precision: Precision, changed: str = "", factor: floa
 
 def rounds_of(spec: DrafterSpec, scale: float) -> Iterator[Any]:
     """Four rounds whose largest feature is ``scale``."""
-    from draftrt.export.signature import round_feeds
+    from draftrt.export.models.signature import round_feeds
 
     rng = np.random.default_rng(1)
     for length, rows in ((0, 40), (40, 1), (41, 5), (46, 8)):
@@ -138,7 +138,7 @@ def test_what_a_layer_adds_to_its_residual_stream_may_pass_float16(changed: str)
 @pytest.mark.extended
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda path: path.parent.name)
 def test_the_golden_drafters_survive_features_of_6e4(case: Path) -> None:
-    from draftrt.export.load import load_drafter
+    from draftrt.export.checkpoint.drafter import load_drafter
     from draftrt.validate.golden import case_target
 
     record = read_case(case.parent)

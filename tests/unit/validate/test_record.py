@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from draftrt.cli import group
-from draftrt.export.load import load_drafter
-from draftrt.export.target import read_target
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.target import read_target
 from draftrt.validate.record import RecordOptions, record_case
 from draftrt.validate.record_tables import table_hash
 from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
@@ -123,7 +123,7 @@ def test_a_record_by_hash_needs_the_very_drafter_and_target(target: Path, tmp_pa
 def test_a_table_hash_covers_shape_and_values_whatever_the_type(target: Path) -> None:
     import torch
 
-    from draftrt.export.tensor_ref import from_tensor
+    from draftrt.export.checkpoint.tensors import from_tensor
 
     table = torch.arange(24, dtype=torch.float32).reshape(6, 4)
     kept = {from_tensor("t", x) for x in (table, table.half(), table.bfloat16())}

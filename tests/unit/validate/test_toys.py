@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from draftrt.errors import CheckpointError
-from draftrt.export.load import load_drafter
-from draftrt.export.target import Target, read_target
-from draftrt.export.target_files import check_target_files
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.target import Target, read_target
+from draftrt.export.checkpoint.target_files import check_target_files
 from draftrt.spec import Backbone, Family, TableSource, VocabMap
 from draftrt.validate.toys import (
     REMOVED,

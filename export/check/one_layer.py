@@ -1,0 +1,155 @@
+"""A written graph with one of its layers left, to be computed in little memory.
+
+The shared nodes, one layer and the head, over the written file's own weights where they lie. Of the
+tables over the vocabulary only a block of rows is computed with, and of a table to look up in only
+the rows that are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftrt.export.check.block_products import cut_rows, split_products, widen
+from draftrt.export.check.extent import Rows
+from draftrt.export.graph.initialisers import read_initialisers
+from draftrt.export.graph.layers import CACHE, EMBEDDING, SHARED, graph_parts, state_name
+from draftrt.export.graph.quantize import CODES, SCALES, look_up_rows
+from draftrt.export.weights.quantized import QuantizedRef, packed
+from draftrt.quantization import Scheme
+
+
+def write_one_layer(
+    source: Path, path: Path, *, layer: int, num_layers: int, rows: Rows, tables: Collection[str]
+) -> None:
+    """Write the graph of one layer of a file.
+
+    A bfloat16 graph becomes one in float32 that widens each weight when it needs it: ONNX Runtime's
+    CPU kernels know no bfloat16 products. The layer's result is a further output, the last one. The
+    number of cache rows is left open.
+
+    Args:
+        source: written ONNX file of all layers, not opened for its weights.
+        path: file to write; it names the data files of ``source`` as that does.
+        layer: the layer that is left.
+        num_layers: layers of ``source``.
+        rows: rows of each of ``tables`` to compute with.
+        tables: weights over the vocabulary; a use of one as a table to look up stays whole.
+    """
+    import onnx
+
+    model = onnx.load(str(source), load_external_data=False)
+    graph = model.graph
+    look_up_rows(graph)
+    parts = graph_parts(graph, num_layers)
+    body = [*parts.get(SHARED, []), *parts[layer], *parts.get(num_layers, [])]
+    renamed = {state_name(layer - 1): EMBEDDING, state_name(num_layers - 1): state_name(layer)}
+    nodes = []
+    for node in body:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[:] = [renamed.get(name, _own_cache(name, layer)) for name in node.input]
+        nodes.append(copy)
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    _cut_tables(nodes, weights, rows, tables)
+    _cut_quantised(nodes, weights, rows, tables, source)
+    nodes = widen(split_products(nodes, weights), weights)
+    used = {name for node in nodes for name in node.input}
+    inputs, outputs = _values(graph, layer)
+    small = onnx.helper.make_graph(
+        nodes, "one layer", inputs, outputs, [weights[name] for name in weights if name in used]
+    )
+    made = onnx.helper.make_model(small, opset_imports=model.opset_import)
+    made.ir_version = model.ir_version
+    onnx.save(made, str(path))
+
+
+def _values(graph: Any, layer: int) -> tuple[list[Any], list[Any]]:
+    """Return the inputs of one layer's graph and its outputs, the layer's result the last."""
+    import onnx
+
+    inputs = [value for value in graph.input if _belongs(value.name, layer)]
+    outputs = [value for value in graph.output if _belongs(value.name, layer)]
+    outputs = [value for value in outputs if value.name != "features"]
+    for value in (*inputs, *outputs):
+        kind = value.type.tensor_type
+        if kind.elem_type == onnx.TensorProto.BFLOAT16:
+            kind.elem_type = onnx.TensorProto.FLOAT
+    for value in inputs:
+        if value.name == "noise" or CACHE.match(value.name):
+            value.type.tensor_type.shape.dim[2].Clear()
+    for value in outputs:
+        value.type.tensor_type.ClearField("shape")
+    state = onnx.helper.make_tensor_value_info(state_name(layer), onnx.TensorProto.FLOAT, None)
+    return inputs, [*outputs, state]
+
+
+def _own_cache(name: str, layer: int) -> str:
+    """Return a value's name, that of a cache as this layer's: shared nodes ask one for its rows."""
+    match = CACHE.match(name)
+    return name if match is None else f"{match[1]}{layer}"
+
+
+def _belongs(name: str, layer: int) -> bool:
+    match = CACHE.match(name)
+    return match is None or int(match[2]) == layer
+
+
+def _cut_tables(
+    nodes: list[Any], weights: dict[str, Any], rows: Rows, tables: Collection[str]
+) -> None:
+    """Let products with a table, and lookups of the cut ids, read the block of rows."""
+    for name in tables:
+        if name not in weights or len(rows) == weights[name].dims[0]:
+            continue
+        block = cut_rows(weights, name, rows)
+        for node in nodes:
+            if node.op_type != "Gather" or name == "d2t":
+                node.input[:] = [block if given == name else given for given in node.input]
+
+
+def _cut_quantised(
+    nodes: list[Any], weights: dict[str, Any], rows: Rows, tables: Collection[str], source: Path
+) -> None:
+    """Let products with a quantised table dequantise the block of its output channels."""
+    for name in tables:
+        if name + CODES not in weights:
+            continue
+        ref = read_initialisers(source)[name]
+        assert isinstance(ref, QuantizedRef)
+        if not ref.is_product or len(rows) == ref.shape[0]:
+            continue
+        codes = packed(ref.codes(rows.start, rows.stop).T.contiguous(), ref.scheme)
+        scales = ref.channel_scales(rows.start, rows.stop)
+        scales = (scales.T if ref.scheme is Scheme.INT4 else scales).contiguous()
+        raw = scales.view(torch.uint8).numpy().tobytes()
+        for whole, content in ((name + CODES, codes), (name + SCALES, raw)):
+            _replace(nodes, weights, whole, content, len(rows))
+
+
+def _replace(
+    nodes: list[Any], weights: dict[str, Any], name: str, content: bytes, count: int
+) -> None:
+    """Let nodes use an initialiser like one that is there, of ``count`` along its last axis."""
+    import onnx
+
+    whole = weights[name]
+    block = onnx.helper.make_tensor(
+        f"{name}.rows", whole.data_type, [*whole.dims[:-1], count], content, raw=True
+    )
+    weights[block.name] = block
+    for node in nodes:
+        node.input[:] = [block.name if given == name else given for given in node.input]
+
+
+def feature_sources(path: Path) -> Mapping[str, list[str]]:
+    """Return what each concatenation of states in a written graph is made of, in order."""
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    return {
+        node.output[0]: list(node.input) for node in graph.node if node.name == "features.concat"
+    }

@@ -1,0 +1,281 @@
+"""A target's config.json to a `DecoderSpec`, for the dense decoders that can be exported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from draftrt.errors import ChoiceError, DraftrtError, SpecError, UnsupportedError
+from draftrt.export.checkpoint.checkpoint_folder import CONFIG, read_config
+from draftrt.export.checkpoint.decoder_keys import refuse_switched_on
+from draftrt.export.checkpoint.gemma4 import WRAPPER, read_gemma4, unknown_keys
+from draftrt.export.checkpoint.stored_quantised import refuse_quantised
+from draftrt.export.checkpoint.target import Target
+from draftrt.export.config.choices import ACTIVATIONS
+from draftrt.export.config.config_attention import FULL, SLIDING
+from draftrt.export.config.harmless import HARMLESS
+from draftrt.export.config.keys import refuse_keys
+from draftrt.export.config.reader import Facts
+from draftrt.export.config.rope import read_rope
+from draftrt.json_file import shown
+from draftrt.spec import DecoderSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flavour:
+    """What an architecture fixes beyond its config.
+
+    Attributes:
+        model_type: by which transformers chooses its code.
+        qk_norm: queries and keys are normed a head.
+        qkv_bias: biases of q, k, v: always, or as ``attention_bias`` says (None).
+        output_bias: bias of the output projection: never, or as ``attention_bias`` says (None).
+        head_dim: elements of a head where the config is silent; None for H / N.
+        has_mlp_bias: the config's ``mlp_bias`` is honoured.
+        theta: of the rotary embedding where the config is silent; None where it has to say it.
+        windows: when ``sliding_window`` holds: never, ``always``, or as a switch of that name says.
+        default_window: of a config without ``sliding_window``; one that says null has none.
+    """
+
+    model_type: str
+    qk_norm: bool = False
+    qkv_bias: bool | None
+    output_bias: bool | None
+    head_dim: int | None = None
+    has_mlp_bias: bool = False
+    theta: float | None = None
+    windows: str = ""
+    default_window: int | None = None
+
+
+# Llama 1 and 2 were published without rope_theta; every runtime takes 10,000 for these two.
+FLAVOURS = {
+    "Qwen3ForCausalLM": Flavour(
+        model_type="qwen3",
+        qk_norm=True,
+        qkv_bias=None,
+        output_bias=None,
+        head_dim=128,
+        windows="use_sliding_window",
+    ),
+    "Qwen2ForCausalLM": Flavour(
+        model_type="qwen2", qkv_bias=True, output_bias=False, windows="use_sliding_window"
+    ),
+    "LlamaForCausalLM": Flavour(
+        model_type="llama", qkv_bias=None, output_bias=None, has_mlp_bias=True, theta=1e4
+    ),
+    "MistralForCausalLM": Flavour(
+        model_type="mistral",
+        qkv_bias=False,
+        output_bias=False,
+        theta=1e4,
+        windows="always",
+        default_window=4096,
+    ),
+}
+
+
+WAY_OUT = "the Hugging Face port runs this target (--no-target-graph)"
+GEMMA4 = (
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration",
+)
+
+
+def read_decoder(target: Target, ignore: frozenset[str] = frozenset()) -> DecoderSpec:
+    """Resolve a target's layers.
+
+    Args:
+        target: the target.
+        ignore: unknown keys of its config that the user declares to be without effect.
+
+    Raises:
+        DraftrtError: the architecture is not one of `FLAVOURS` and `GEMMA4`, or its config asks for
+            something these layers do not have; every finding at once.
+    """
+    assert target.folder is not None
+    facts = Facts(read_config(target.folder), target.folder / CONFIG)
+    spec = _read(facts, target, ignore)
+    facts.findings.sort(key=lambda finding: not isinstance(finding, ChoiceError))
+    facts.done()
+    assert spec is not None
+    return spec
+
+
+def try_decoder(
+    target: Target, ignore: frozenset[str] = frozenset()
+) -> tuple[DecoderSpec | None, DraftrtError | None]:
+    """Resolve a target's layers, or return why they cannot be exported.
+
+    Raises:
+        ChoiceError: ``ignore`` names what may not be ignored.
+    """
+    try:
+        return read_decoder(target, ignore), None
+    except (UnsupportedError, SpecError) as error:
+        return None, error
+
+
+def say_left_out(problem: DraftrtError) -> str:
+    """Return what it costs that a target has no graph, and how to get one."""
+    return (
+        f"no target graph: {problem.message}\n"
+        + (f"  Hint: {problem.hint}\n" if problem.hint else "")
+        + "  Without it the target runs in PyTorch with transformers, which have to be installed "
+        "where the bundle runs: slower, in more memory, from the target's own folder, and with no "
+        "plan. --target-graph makes this an error."
+    )
+
+
+def _read(facts: Facts, target: Target, ignore: frozenset[str]) -> DecoderSpec | None:
+    flavour = FLAVOURS.get(target.spec.architecture)
+    is_gemma4 = target.spec.architecture in GEMMA4
+    if flavour is None and not is_gemma4:
+        facts.error(
+            f"target architecture {target.spec.architecture!r} cannot be exported, expected one of "
+            f"{sorted([*FLAVOURS, *GEMMA4])}",
+            WAY_OUT,
+            unsupported=True,
+        )
+        return None
+    facts.raw("architectures")
+    fields = _flavoured(facts, flavour) if flavour is not None else read_gemma4(facts, target)
+    fields |= {
+        "vocab_size": target.spec.vocab_size,
+        "table_rows": target.spec.table_rows or target.spec.vocab_size,
+        "tie_word_embeddings": _is_tied(facts, target),
+    }
+    for name in ("vocab_size", "table_rows"):
+        facts.say(name, target.spec.sources[name])
+    refuse_quantised(facts, "text_config." if target.spec.architecture.endswith(WRAPPER) else "")
+    unknown = unknown_keys(facts, target) if is_gemma4 else facts.unknown_keys("", HARMLESS)
+    refuse_keys(facts, unknown, ignore, of="target:", hint=WAY_OUT)
+    if not facts.is_whole:
+        return None
+    used = {
+        name: facts.sources[name] for name in DecoderSpec.__dataclass_fields__ if name != "sources"
+    }
+    return DecoderSpec(**fields, sources=used)
+
+
+def _flavoured(facts: Facts, flavour: Flavour) -> dict[str, Any]:
+    heads = facts.number("num_heads", ["num_attention_heads"], low=1, high=1 << 14)
+    hidden = facts.number("hidden_size", ["hidden_size"], low=2, high=1 << 24)
+    size = flavour.head_dim or hidden // heads
+    fields: dict[str, Any] = {
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "head_dim": facts.number(
+            "head_dim",
+            ["head_dim"],
+            low=2,
+            high=1 << 14,
+            default=size,
+            why="architecture's default",
+        ),
+        "num_kv_heads": facts.number(
+            "num_kv_heads",
+            ["num_key_value_heads"],
+            low=1,
+            high=1 << 14,
+            default=heads,
+            why="num_heads",
+        ),
+        "intermediate_size": facts.number("intermediate_size", ["intermediate_size"], low=1),
+        "num_layers": facts.number("num_layers", ["num_hidden_layers"], low=1, high=4096),
+        "rms_norm_eps": facts.real(
+            "rms_norm_eps", ["rms_norm_eps"], default=1e-6, why="default 1e-6"
+        ),
+        "activation": facts.text(
+            "activation", ["hidden_act"], choices=ACTIVATIONS, default="silu", why="default silu"
+        ),
+        "qk_norm": flavour.qk_norm,
+        **_biases(facts, flavour),
+    }
+    facts.say("qk_norm", "architectures")
+    if facts.config.get("model_type") != flavour.model_type:
+        facts.error(
+            f"model_type: got {shown(facts.raw('model_type'))}, expected {flavour.model_type!r} "
+            "beside these architectures",
+            "transformers chooses its code by model_type, others by architectures; they disagree",
+        )
+    fields["windows"] = _windows(facts, flavour, fields["num_layers"])
+    types = tuple(FULL if window is None else SLIDING for window in fields["windows"])
+    fields["rope"] = read_rope(facts, "", fields["head_dim"], types, default_theta=flavour.theta)
+    refuse_switched_on(facts)
+    for key in ("vocab_size", "unpadded_vocab_size", "original_max_position_embeddings"):
+        facts.raw(key)
+    facts.say("gemma4", "architectures")
+    return fields
+
+
+def _is_tied(facts: Facts, target: Target) -> bool:
+    """Whether the head is the embedding, as the tensors say."""
+    head, embed = target.tables.get("lm_head.weight"), target.tables.get("embed_tokens.weight")
+    facts.say("tie_word_embeddings", "tensors")
+    return head is not None and embed is not None and head.name == embed.name
+
+
+def _biases(facts: Facts, flavour: Flavour) -> dict[str, bool]:
+    stated = facts.flag("qkv_bias", ["attention_bias"], default=False, why="default false")
+    mlp = facts.flag("mlp_bias", ["mlp_bias"], default=False, why="default false")
+    if mlp and not flavour.has_mlp_bias:
+        facts.error("mlp_bias is true, but this architecture has none")
+    facts.say("output_bias", facts.sources.get("qkv_bias", "attention_bias"))
+    return {
+        "qkv_bias": stated if flavour.qkv_bias is None else flavour.qkv_bias,
+        "output_bias": stated if flavour.output_bias is None else flavour.output_bias,
+        "mlp_bias": mlp,
+    }
+
+
+def _windows(facts: Facts, flavour: Flavour, num_layers: int) -> tuple[int | None, ...]:
+    """Sliding window of each layer, as transformers derives it."""
+    window, types = facts.raw("sliding_window"), facts.raw("layer_types")
+    first, switch = facts.raw("max_window_layers"), facts.raw("use_sliding_window")
+    facts.say("windows", "layer_types" if types is not None else "sliding_window")
+    if "sliding_window" not in facts.config:
+        window = flavour.default_window
+    is_on = flavour.windows == "always" or (flavour.windows != "" and switch is True)
+    if switch not in (None, True, False):
+        facts.error(f"use_sliding_window: got {shown(switch)}, expected true or false")
+    if is_on and window is None and "sliding_window" not in facts.config:
+        facts.error("use_sliding_window is true, and sliding_window is missing")
+    if window is None or not is_on:
+        return _no_windows(facts, types, num_layers)
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        facts.error(f"sliding_window: got {shown(window)}, expected a positive integer")
+        return (None,) * num_layers
+    if flavour.windows == "always" and types is None:
+        return (window,) * num_layers
+    if types is None:
+        if not isinstance(first, int) or isinstance(first, bool):
+            facts.error(
+                "use_sliding_window is true, and neither layer_types nor max_window_layers says "
+                f"from which layer on: got {shown(first)}"
+            )
+            first = 0
+        return tuple(window if i >= first else None for i in range(num_layers))
+    if not _are_types(types, num_layers):
+        facts.error(f"layer_types: got {shown(types)}, expected {num_layers} of {FULL}, {SLIDING}")
+        return (None,) * num_layers
+    return tuple(window if kind == SLIDING else None for kind in types)
+
+
+def _no_windows(facts: Facts, types: Any, num_layers: int) -> tuple[None, ...]:
+    """Return full attention for every layer, unless ``layer_types`` says otherwise."""
+    if types is not None and not (_are_types(types, num_layers) and SLIDING not in types):
+        facts.error(
+            f"layer_types: got {shown(types)}, expected {num_layers} of {FULL}: no window is set",
+        )
+    return (None,) * num_layers
+
+
+def _are_types(types: Any, num_layers: int) -> bool:
+    return (
+        isinstance(types, list)
+        and len(types) == num_layers
+        and all(kind in (FULL, SLIDING) for kind in types)
+    )

@@ -1,0 +1,159 @@
+"""Every resolved fact of a checkpoint, as rows for people and as JSON; headers only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from draftrt.codec import to_json
+from draftrt.export.checkpoint.drafter import LoadedDrafter
+from draftrt.spec import DecoderSpec, DrafterSpec, LayerSpec, RopeSpec
+
+NESTED = {"rope", "layers", "sources", "warnings"}
+
+
+def describe(loaded: LoadedDrafter) -> dict[str, Any]:
+    """Return what is known of a drafter as JSON data.
+
+    Keys: ``facts`` (name to value), ``sources`` (name to place), ``derived`` (drafts a round,
+    feature width, reduced or padded rows), ``borrowed`` (tables from the target), ``size``
+    (parameters and bytes, own and borrowed), ``ignored`` (tensors left out), ``warnings``.
+    """
+    spec = loaded.spec
+    facts = to_json(spec)
+    for name in ("sources", "warnings"):
+        facts.pop(name)
+    borrowed = [
+        name
+        for name, source in (
+            ("embed_tokens.weight", spec.embed_source),
+            ("lm_head.weight", spec.head_source),
+        )
+        if source.value == "target"
+    ]
+    return {
+        "draft": str(loaded.folder),
+        "facts": facts,
+        "sources": dict(spec.sources),
+        "derived": {
+            "num_draft_tokens": spec.num_draft_tokens,
+            "feature_size": spec.feature_size,
+            "is_reduced": spec.is_reduced,
+            "num_padded_rows": spec.num_padded_rows,
+        },
+        "borrowed": borrowed,
+        "size": _sizes(loaded, borrowed),
+        "ignored": dict(loaded.ignored),
+        "warnings": list(spec.warnings),
+    }
+
+
+def _sizes(loaded: LoadedDrafter, borrowed: list[str]) -> dict[str, int]:
+    sizes = {"parameters": 0, "bytes": 0, "borrowed_parameters": 0, "borrowed_bytes": 0}
+    # a tied head is no other tensor
+    once = {ref: name for name, ref in reversed([*loaded.tensors.items()])}
+    for ref, name in once.items():
+        prefix = "borrowed_" if name in borrowed else ""
+        count = 1
+        for length in ref.shape:
+            count *= length
+        sizes[f"{prefix}parameters"] += count
+        sizes[f"{prefix}bytes"] += ref.num_bytes
+    return sizes
+
+
+def table(loaded: LoadedDrafter) -> Iterator[tuple[str, str, str]]:
+    """Yield (fact, value, source) rows for a terminal."""
+    spec, about = loaded.spec, describe(loaded)
+    for field in dataclasses.fields(DrafterSpec):
+        if field.name in NESTED:
+            continue
+        yield field.name, _plain(getattr(spec, field.name)), spec.sources[field.name]
+    yield "rope", _rope(spec.rope), spec.sources["rope"]
+    yield from _layers(spec)
+    for name, value in about["derived"].items():
+        yield name, _plain(value), "derived"
+    size = about["size"]
+    yield "size", f"{size['parameters']:,} parameters, {size['bytes']:,} bytes", "tensor headers"
+    if about["borrowed"]:
+        amount = (
+            f"{size['borrowed_parameters']:,} parameters, {size['borrowed_bytes']:,} bytes"
+            if loaded.target is not None
+            else "pass --target to see them"
+        )
+        yield (
+            "borrowed from the target",
+            f"{', '.join(about['borrowed'])} ({amount})",
+            "not shipped",
+        )
+    for name, reason in loaded.ignored.items():
+        yield "ignored tensor", name, reason
+
+
+def decoder_table(spec: DecoderSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield (fact, value, source) rows of a target's layers."""
+    heads = f"{spec.num_heads} heads of {spec.head_dim}, {spec.num_kv_heads} of keys and values"
+    tied = ", head tied to the embedding" if spec.tie_word_embeddings else ""
+    yield (
+        "target layers",
+        f"{spec.num_layers} of {spec.hidden_size}, {heads}{tied}",
+        "target config",
+    )
+    yield "target rope", _rope(spec.rope), spec.sources["rope"]
+    windows = sorted({window for window in spec.windows if window is not None})
+    count = sum(window is not None for window in spec.windows)
+    seen = (
+        f"{count} layers see {_plain(tuple(windows))} tokens" if count else "every layer sees all"
+    )
+    yield "target windows", seen, spec.sources["windows"]
+
+
+def _layers(spec: DrafterSpec) -> Iterator[tuple[str, str, str]]:
+    """One row a run of layers with the same rule."""
+    start = 0
+    for index in range(1, len(spec.layers) + 1):
+        if index == len(spec.layers) or spec.layers[index] != spec.layers[start]:
+            span = f"layer {start}" if index - start == 1 else f"layers {start}-{index - 1}"
+            yield span, _layer(spec.layers[start]), spec.sources["layers"]
+            start = index
+
+
+def _layer(layer: LayerSpec) -> str:
+    parts = [
+        "full"
+        if layer.window is None
+        else f"window {layer.window} from the {layer.window_edge.value}"
+    ]
+    parts.append("causal" if layer.is_causal else "not causal")
+    return ", ".join(parts + (["sinks"] if layer.has_sink else []))
+
+
+def _rope(rope: RopeSpec) -> str:
+    extras = [
+        f"{field.name} {_plain(value)}"
+        for field in dataclasses.fields(rope)
+        if field.name not in ("layout", "theta", "type", "rotary_dim", "head_dim")
+        and (value := getattr(rope, field.name)) is not None
+        and value is not True
+    ]
+    lead = f"{rope.type}, {rope.layout.value}, theta {rope.theta:g}"
+    lead += f", {rope.rotary_dim} of {rope.head_dim} dims"
+    return ", ".join([lead, *extras])
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "none"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return ", ".join(
+            f"{f.name} {_plain(getattr(value, f.name))}" for f in dataclasses.fields(value)
+        )
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        shown = ", ".join(_plain(item) for item in value[:12])
+        return shown + (", ..." if len(value) > 12 else "")
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(getattr(value, "value", value))

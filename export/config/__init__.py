@@ -1,0 +1,1 @@
+"""config.json of every publisher to checked facts; loads no PyTorch."""

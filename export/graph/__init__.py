@@ -1,0 +1,1 @@
+"""ONNX graphs: copied layers, rewritten operators, files on disk."""

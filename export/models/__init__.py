@@ -1,0 +1,1 @@
+"""The modules of drafters and targets, their tensors' shapes and their signatures."""

@@ -1,0 +1,164 @@
+"""A dense decoder target as one function of ids, lengths and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftrt.export.models import gemma4_decoder, ops, rope
+from draftrt.export.models.attention import View, mask_of
+from draftrt.export.models.mlp import gated_mlp
+from draftrt.export.models.rope_shapes import rope_of
+from draftrt.export.models.weights import Root, Weights, register
+from draftrt.export.profile import Profile
+from draftrt.spec import DecoderSpec, LayerSpec
+
+
+class Decoder(nn.Module):
+    """Tapped hidden states of new tokens, greedy ids and logits behind some, over fixed caches.
+
+    Attributes:
+        spec: the layers.
+        taps: decoder layers whose outputs are returned, 0-based; -1 is the embedding output.
+
+    With ``with_states`` the residual streams before, between and after the layers, [R, H] float32
+    each, come behind the caches.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        tensors: Mapping[str, Tensor] | Root,
+        *,
+        taps: tuple[int, ...] = (),
+        profile: Profile = Profile.FIXED,
+        with_states: bool = False,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.taps = taps
+        self._with_states = with_states
+        self._profile = profile
+        self._weights = register(self, tensors)
+
+    def forward(
+        self, input_ids: Tensor, context_length: Tensor, logit_rows: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run new tokens through the target.
+
+        Args:
+            input_ids: [1, R] int64; position of the first is ``context_length``.
+            context_length: [1] int64, cache rows committed before this call.
+            logit_rows: [S] int64, rows of this call whose next token is asked for, each 0 to
+                R - 1, in any order.
+            caches: for each layer keys and values, [1, G, L, D] each.
+
+        Returns:
+            ``next_ids`` [1, S] int64, ``logits`` [1, S, V] float32, with taps ``features``
+            [1, R, m * H] float32 in the order of the taps, then the caches with R rows written.
+        """
+        spec, w = self.spec, self._weights
+        views, masks = self._views(input_ids.shape[1], context_length, caches[0].shape[2])
+        x = F.embedding(input_ids[0], w("model.embed_tokens.weight")).float()
+        if spec.gemma4 is not None:
+            x = x * spec.gemma4.embedding_scale
+        states = {-1: x}
+        written: list[Tensor] = []
+        for index, (keys, values) in enumerate(zip(caches[::2], caches[1::2], strict=True)):
+            layer, window = w.below(f"model.layers.{index}"), spec.windows[index]
+            view, mask = views[window], masks.get(window)
+            if spec.gemma4 is not None:
+                x, keys, values = gemma4_decoder.advance(
+                    spec, spec.gemma4, layer, x, view, mask, keys, values, self._profile
+                )
+            else:
+                attended, keys, values = self._attention(layer, x, view, mask, keys, values)
+                x = x + attended
+                x = x + self._mlp(layer, x)
+            written += (keys, values)
+            states[index] = x
+        asked = x.index_select(0, logit_rows)
+        hidden = ops.rms_norm(asked, w("model.norm.weight"), spec.rms_norm_eps)
+        head = w.get("lm_head.weight")  # quantised, a shared one is stored apart from its table
+        logits = ops.linear(
+            hidden, w("model.embed_tokens.weight") if head is None else head
+        ).float()
+        cap = None if spec.gemma4 is None else spec.gemma4.final_logit_softcapping
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
+        out = [logits.argmax(dim=-1)[None], logits[None]]
+        if self.taps:
+            out.append(torch.cat([states[tap] for tap in self.taps], dim=-1)[None])
+        return (*out, *written, *states.values()) if self._with_states else (*out, *written)
+
+    def _views(
+        self, rows: int, context_length: Tensor, capacity: int
+    ) -> tuple[dict[int | None, View], dict[int | None, Tensor]]:
+        """Return the call as layers of each window see it, and the masks of sliding ones."""
+        positions = torch.arange(rows, device=context_length.device) + context_length
+        valid = context_length + rows
+        angles: dict[str, tuple[Tensor, Tensor]] = {}
+        views: dict[int | None, View] = {}
+        masks: dict[int | None, Tensor] = {}
+        for window in dict.fromkeys(self.spec.windows):
+            embedding, prefix = rope_of(self.spec, window)
+            if prefix not in angles:
+                angles[prefix] = rope.rows(embedding, self._weights, positions, valid, prefix)
+            views[window] = View(context_length, valid, rows, positions, *angles[prefix], {})
+            if window is not None:
+                rule = LayerSpec(is_causal=True, window=window)
+                masks[window] = mask_of(rule, positions, rows, capacity)
+        return views, masks
+
+    def _attention(
+        self,
+        layer: Weights,
+        x: Tensor,
+        view: View,
+        mask: Tensor | None,
+        keys: Tensor,
+        values: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        spec, w, eps = self.spec, layer.below("self_attn"), self.spec.rms_norm_eps
+        u = ops.rms_norm(x, layer("input_layernorm.weight"), eps)
+        heads = {}
+        for name, count in (
+            ("q", spec.num_heads),
+            ("k", spec.num_kv_heads),
+            ("v", spec.num_kv_heads),
+        ):
+            rows = ops.linear(u, w(f"{name}_proj.weight"), w.get(f"{name}_proj.bias"))
+            heads[name] = rows.reshape(1, -1, count, spec.head_dim)
+        rotated = {}
+        interleaved = spec.rope.layout.value == "interleaved"
+        for name in ("q", "k"):
+            part = heads[name]
+            if spec.qk_norm:
+                part = ops.rms_norm(part, w(f"{name}_norm.weight"), eps)
+            part = part.float().transpose(1, 2)  # [1, N or G, R, D]
+            rotated[name] = ops.rotate(
+                part, view.cos, view.sin, interleaved=interleaved, profile=self._profile
+            ).to(keys.dtype)
+        keys = ops.write_cache(keys, rotated["k"], view.start, self._profile)
+        new_values = heads["v"].to(values.dtype).transpose(1, 2)
+        values = ops.write_cache(values, new_values, view.start, self._profile)
+        out = ops.attend(
+            rotated["q"],
+            keys,
+            values,
+            valid=view.valid,
+            mask=mask,
+            scale=spec.head_dim**-0.5,
+            profile=self._profile,
+            is_causal=mask is None,
+        )
+        out = out.transpose(1, 2).reshape(-1, spec.num_heads * spec.head_dim)
+        out = ops.linear_to_residual(out, w("o_proj.weight"), w.get("o_proj.bias"))
+        return out, keys, values
+
+    def _mlp(self, layer: Weights, x: Tensor) -> Tensor:
+        u = ops.rms_norm(x, layer("post_attention_layernorm.weight"), self.spec.rms_norm_eps)
+        return gated_mlp(u, layer.below("mlp"), self.spec.activation)

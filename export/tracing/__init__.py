@@ -1,0 +1,1 @@
+"""A PyTorch module written down as an ONNX graph while it runs."""

@@ -1,0 +1,181 @@
+"""Quantised weights in a data file: written slice by slice, read as what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftrt.export.checkpoint.tensors import TensorRef, from_tensor
+from draftrt.export.graph.quantize import QuantizedUse
+from draftrt.export.weights.quantize import dequantize, quantize_rows
+from draftrt.export.weights.quantized_sizes import bytes_of
+from draftrt.quantization import Scheme
+
+SLICE_ELEMENTS = 1 << 22
+Place = tuple[int, int]  # offset and bytes
+
+
+def write_quantized(
+    stream: BinaryIO, use: QuantizedUse, align: Callable[[BinaryIO], int]
+) -> tuple[Place, Place]:
+    """Quantise a weight, a slice of its output channels at a time.
+
+    Args:
+        stream: data file, at its end.
+        use: the weight.
+        align: pads the file to where a tensor may start, and returns that offset.
+
+    Returns:
+        Where its codes lie, and its scales.
+    """
+    rows, width = use.tensor.shape
+    start, parts = align(stream), []
+    for first, codes, scales in _slices(use):
+        parts.append(scales)
+        if not use.is_product:
+            stream.write(packed(codes, use.scheme))
+        elif codes.shape[0] == rows:
+            stream.write(packed(codes.T.contiguous(), use.scheme))
+        else:
+            line = bytes_of(rows, use.scheme)
+            at, short = start + bytes_of(first, use.scheme), bytes_of(codes.shape[0], use.scheme)
+            block = memoryview(packed(codes.T.contiguous(), use.scheme))
+            for index in range(width):
+                stream.seek(at + index * line)
+                stream.write(block[index * short : (index + 1) * short])
+    size = bytes_of(rows * width, use.scheme)
+    stream.seek(start + size)
+    content = torch.cat(parts)
+    if use.is_product and use.scheme is Scheme.INT4:
+        content = content.T.contiguous()
+    offset = align(stream)
+    raw = content.view(torch.uint8).numpy().tobytes()
+    stream.write(raw)
+    return (start, size), (offset, len(raw))
+
+
+def _slices(use: QuantizedUse) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (first row, codes, scales), of an even number of rows: int4 fills its bytes."""
+    rows, width = use.tensor.shape
+    step = max(2, SLICE_ELEMENTS // width // 2 * 2)
+    if rows % 2 and use.scheme is Scheme.INT4:
+        step = rows
+    for first in range(0, rows, step):
+        content = use.tensor.source.rows(first, min(first + step, rows)).read()
+        yield (first, *quantize_rows(use.name, content, use.scheme, use.tensor.torch_dtype))
+
+
+def packed(codes: Tensor, scheme: Scheme) -> bytes:
+    """Return codes as ONNX stores them: of two int4 the first in the lower half of a byte."""
+    flat = codes.reshape(-1).view(torch.uint8).numpy()
+    if scheme is not Scheme.INT4:
+        return flat.tobytes()
+    if len(flat) % 2:
+        flat = np.append(flat, np.uint8(0))
+    return ((flat[0::2] & 0xF) | (flat[1::2] << 4)).tobytes()
+
+
+def unpacked(raw: NDArray[np.uint8], scheme: Scheme) -> Tensor:
+    """Return the codes of bytes [..., n]: [..., n], two for each byte of int4 along the last axis.
+
+    Their type is int8, or float8_e4m3fn.
+    """
+    if scheme is Scheme.INT4:
+        both = np.stack((raw << 4, raw & 0xF0), axis=-1).view(np.int8) >> 4
+        return torch.from_numpy(both.reshape(*raw.shape[:-1], -1))
+    kind = torch.float8_e4m3fn if scheme is Scheme.FP8 else torch.int8
+    return torch.from_numpy(np.array(raw)).view(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRef(TensorRef):
+    """A quantised weight [out, in] of a data file, dequantised when it is read.
+
+    Its ``dtype`` is what the products of code and scale are rounded to; `exact` leaves them as
+    they are.
+
+    Attributes:
+        scheme: how it is quantised.
+        scales: its scales, as stored.
+        is_product: stored as [in, out].
+    """
+
+    scheme: Scheme = Scheme.INT8
+    scales: TensorRef | None = None
+    is_product: bool = True
+
+    def read(self) -> Tensor:
+        """Return the weight [out, in] that the integers stand for."""
+        rows, width = self.shape
+        out = torch.empty(rows, width, dtype=getattr(torch, self.dtype))
+        step = max(1, SLICE_ELEMENTS // width)
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            out[first:last] = self.exact_rows(first, last)
+        return out
+
+    def rows(self, start: int, stop: int) -> TensorRef:
+        """Return some output channels, read; the codes of no others are."""
+        return from_tensor(self.name, self.exact_rows(start, stop).to(getattr(torch, self.dtype)))
+
+    def exact_rows(self, start: int, stop: int) -> Tensor:
+        """Return some output channels [n, in] without rounding, float32."""
+        return dequantize(self.codes(start, stop), self.channel_scales(start, stop))
+
+    def codes(self, start: int, stop: int) -> Tensor:
+        """Return the codes of some output channels, [n, in] int8 or float8_e4m3fn."""
+        assert self.file is not None
+        rows, width = self.shape
+        count = bytes_of(rows * width, self.scheme)
+        raw = np.memmap(self.file, dtype=np.uint8, mode="r", offset=self.offset, shape=(count,))
+        if not self.is_product:
+            each = bytes_of(width, self.scheme)
+            return unpacked(raw[start * each : stop * each], self.scheme).reshape(-1, width)
+        if self.scheme is not Scheme.INT4:
+            return unpacked(raw.reshape(width, rows)[:, start:stop], self.scheme).T
+        if rows % 2:  # a line begins in the middle of a byte
+            places = np.arange(width) * rows + np.arange(start, stop)[:, None]
+            both = unpacked(raw[places // 2][..., None], self.scheme)
+            return both.gather(2, torch.from_numpy(places % 2)[..., None])[..., 0]
+        lines = raw.reshape(width, rows // 2)[:, start // 2 : -(-stop // 2)]
+        return unpacked(lines, self.scheme)[:, start % 2 : start % 2 + stop - start].T
+
+    def channel_scales(self, start: int, stop: int) -> Tensor:
+        """Return the scales of some output channels: [n], for int4 [n, blocks]."""
+        assert self.scales is not None
+        scales = self.scales.read()
+        return scales[:, start:stop].T if self.scheme is Scheme.INT4 else scales[start:stop]
+
+    def exact_channels(self, channels: Sequence[int]) -> Tensor:
+        """Return output channels from all over the weight, [n, in] float32, as `exact_rows` does.
+
+        The codes are read once and in order: a channel of a product has one in every line.
+        """
+        assert self.file is not None
+        rows, width = self.shape
+        is_int4 = self.scheme is Scheme.INT4
+        if not self.is_product or (is_int4 and rows % 2):
+            return torch.cat([self.exact_rows(row, row + 1) for row in channels])
+        places, line = np.array(channels), bytes_of(rows, self.scheme)
+        step, found = max(1, SLICE_ELEMENTS // line), []
+        for first in range(0, width, step):
+            count, offset = min(step, width - first), self.offset + first * line
+            raw = np.fromfile(self.file, np.uint8, count * line, offset=offset)
+            lines = raw.reshape(count, line)[:, places // 2 if is_int4 else places]
+            if not is_int4:
+                found.append(unpacked(lines, self.scheme))
+                continue
+            half = torch.from_numpy(places % 2)[None, :, None].expand(count, -1, 1)
+            found.append(unpacked(lines[..., None], self.scheme).gather(2, half)[..., 0])
+        scales = self.channel_scales(0, rows)[torch.from_numpy(places)]
+        return dequantize(torch.cat(found).T, scales)
+
+    def exact(self) -> QuantizedRef:
+        """Return the same weight without rounding: in float32 every product is exact."""
+        return replace(self, dtype="float32")
