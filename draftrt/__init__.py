@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from draftrt.runtime.options import DecodeOptions
+    from draftrt.runtime.decoding.options import DecodeOptions
     from draftrt.runtime.pair import Pair
 
 __version__ = "0.1.0"
@@ -43,7 +43,7 @@ def load(
 def __getattr__(name: str) -> object:
     """Import what the package shows of its runtime when it is first asked for."""
     if name == "DecodeOptions":
-        from draftrt.runtime.options import DecodeOptions
+        from draftrt.runtime.decoding.options import DecodeOptions
 
         return DecodeOptions
     raise AttributeError(f"module 'draftrt' has no attribute {name!r}")

@@ -28,13 +28,13 @@ COMMANDS = {
         "plan",
         "Tell what a pair takes and where it fits.",
     ),
-    "build": ("draftrt.engines.command", "build", "Build a TensorRT plan from a bundle."),
+    "build": ("draftrt.engines.cli", "build", "Build a TensorRT plan from a bundle."),
     "verify": (
         "draftrt.verify_command",
         "verify",
         "Compare every file of a bundle with its manifest.",
     ),
-    "run": ("draftrt.runtime.command", "run", "Decode a prompt with drafter and target."),
+    "run": ("draftrt.runtime.cli", "run", "Decode a prompt with drafter and target."),
     "bench": (
         "draftrt.runtime.bench_command",
         "bench",

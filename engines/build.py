@@ -17,7 +17,7 @@ from pathlib import Path
 
 import draftrt
 from draftrt.bundle import ELSEWHERE, Bundle, GraphEntry, PlanEntry, Verify, add_plan, sha256_of
-from draftrt.engines import child, exchange
+from draftrt.engines import exchange, process
 from draftrt.engines.capabilities import FACTS, request_findings
 from draftrt.engines.environment import backend_version, find_gpus, target_sms
 from draftrt.engines.exchange import BuildReply, BuildRequest
@@ -162,7 +162,7 @@ def _build(
     timeout_s: float,
     on_tick: Callable[[float], None],
 ) -> BuildResult:
-    with child.terminable(), _scratch(bundle, expected.file) as scratch:
+    with process.terminable(), _scratch(bundle, expected.file) as scratch:
         log, plan, reply_file = scratch / "log", scratch / "plan", scratch / "reply.json"
         failed_log = bundle.file(expected.log).with_suffix(".failed.log")
         try:
@@ -179,7 +179,7 @@ def _build(
                 sha256=sha256_of(plan),
                 log_sha256=sha256_of(log),
             )
-            with child.uninterrupted(), _locked(bundle.path):
+            with process.uninterrupted(), _locked(bundle.path):
                 bundle = _record(bundle, entry, plan, log)
                 failed_log.unlink(missing_ok=True)
         except BaseException:
@@ -211,11 +211,11 @@ def _record(bundle: Bundle, entry: PlanEntry, plan: Path, log: Path) -> Bundle:
 
 def _run_worker(
     scratch: Path, log: Path, timeout_s: float, on_tick: Callable[[float], None]
-) -> child.Ending:
+) -> process.Ending:
     # The package may have been found through the working folder, which the child does not share.
     root = str(Path(draftrt.__file__).resolve().parent.parent)
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return child.run(
+    return process.run(
         [
             *(sys.executable, "-u", "-X", "faulthandler", "-m", "draftrt.engines.worker"),
             *(str(scratch / "request.json"), str(scratch / "reply.json"), str(os.getpid())),
@@ -230,7 +230,7 @@ def _run_worker(
 
 def _failure(
     expected: PlanEntry,
-    ending: child.Ending,
+    ending: process.Ending,
     reply: BuildReply | None,
     log: Path,
     failed_log: Path,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftrt.runtime.schedule import Costs
+from draftrt.runtime.decoding.schedule import Costs
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 

@@ -12,9 +12,9 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol
 
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.runtime.decoding.stats import Round, Stats
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.stats import Round, Stats
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 Prompts = Sequence[tuple[int, ...]]

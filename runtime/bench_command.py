@@ -13,9 +13,9 @@ from draftrt.output_cli import OutputFile, check_places, write_output
 from draftrt.printable import printable
 from draftrt.runtime.bench_picture import to_svg
 from draftrt.runtime.bench_run import Settings, run_bench
+from draftrt.runtime.decoding.options import MOST_THREADS, SCHEDULES, ScheduleKind
 from draftrt.runtime.load import PORTS
-from draftrt.runtime.options import MOST_THREADS, SCHEDULES, ScheduleKind
-from draftrt.runtime.prompt_cli import FILE_HELP, form_options
+from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
 from draftrt.verify_cli import no_verify_option
 

@@ -9,10 +9,10 @@ from time import perf_counter
 import numpy as np
 
 from draftrt.errors import FeedError
-from draftrt.runtime.drafter import Drafter
-from draftrt.runtime.graph_target import GraphTarget
+from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.schedule import Costs
+from draftrt.runtime.targets.graph import GraphTarget
 
 CONTEXTS = (256, 4096)
 ROWS = (1, 2, 4, 8, 16)

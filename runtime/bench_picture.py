@@ -7,8 +7,8 @@ from xml.sax.saxutils import escape
 
 from draftrt.runtime.bench import SPECULATIVE
 from draftrt.runtime.bench_report import Report
-from draftrt.runtime.schedule import Costs
-from draftrt.runtime.stats import Stats
+from draftrt.runtime.decoding.schedule import Costs
+from draftrt.runtime.decoding.stats import Stats
 
 WIDTH, HEIGHT = 960, 640
 PANEL_WIDTH, PANEL_HEIGHT = 380, 200

@@ -8,9 +8,9 @@ from typing import Any
 
 from draftrt.printable import printable
 from draftrt.runtime.bench import SPECULATIVE, Summary
+from draftrt.runtime.decoding.schedule import Costs
+from draftrt.runtime.decoding.stats import Stats
 from draftrt.runtime.machine import Machine
-from draftrt.runtime.schedule import Costs
-from draftrt.runtime.stats import Stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

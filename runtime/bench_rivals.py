@@ -16,8 +16,8 @@ from typing import Any
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError
 from draftrt.runtime.bench import Decoded, System
-from draftrt.runtime.hf_target import load_pretrained
 from draftrt.runtime.load import find_target
+from draftrt.runtime.targets.huggingface import load_pretrained
 
 ZLAB_FORMAT = "z-lab"  # the one checkpoint format that z-lab's loop loads
 

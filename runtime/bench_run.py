@@ -16,14 +16,14 @@ from draftrt.runtime.bench import Own, System, compare
 from draftrt.runtime.bench_costs import measure_costs
 from draftrt.runtime.bench_report import Report
 from draftrt.runtime.bench_rivals import check_rivals, load_rivals
-from draftrt.runtime.graph_target import GraphTarget
+from draftrt.runtime.decoding.options import DecodeOptions, ScheduleKind
+from draftrt.runtime.decoding.schedule import write_costs
 from draftrt.runtime.load import load
 from draftrt.runtime.machine import peak_memory_bytes, this_machine
-from draftrt.runtime.options import DecodeOptions, ScheduleKind
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.prompt_files import read_prompts
 from draftrt.runtime.prompts import Form, Request, room_problem
-from draftrt.runtime.schedule import write_costs
+from draftrt.runtime.targets.graph import GraphTarget
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch", "numpy")
 

@@ -10,13 +10,13 @@ from draftrt.bundle import Bundle, Verify
 from draftrt.errors import BackendError, BundleError
 from draftrt.json_file import read_object, token_ids
 from draftrt.printable import printable
-from draftrt.runtime.backend import GraphSession
-from draftrt.runtime.drafter import Drafter
-from draftrt.runtime.graph_target import GraphTarget
-from draftrt.runtime.hf_target import HfTarget, check_same_target
+from draftrt.runtime.backends.base import GraphSession
+from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.schedule import read_costs, where
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.schedule import read_costs, where
-from draftrt.runtime.target import Target
+from draftrt.runtime.targets.base import Target
+from draftrt.runtime.targets.graph import GraphTarget
+from draftrt.runtime.targets.huggingface import HfTarget, check_same_target
 from draftrt.tensor_samples import other_tensors
 
 TARGET_NOTE = "target_path"  # manifest note: the target's folder on the machine that exported
@@ -172,10 +172,10 @@ def open_graph(
             hint="leave --map-weights out: a GPU holds its own copy",
         )
     if backend != ONNXRUNTIME:
-        from draftrt.runtime.trt_plan import open_plan
+        from draftrt.runtime.backends.plans import open_plan
 
         return open_plan(bundle, name, backend)
-    from draftrt.runtime.ort import OrtSession
+    from draftrt.runtime.backends.ort import OrtSession
 
     entry = bundle.graph(name)
     return OrtSession(

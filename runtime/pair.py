@@ -26,16 +26,16 @@ from numpy.typing import NDArray
 from draftrt.closing import Closing
 from draftrt.errors import OptionError
 from draftrt.runtime.chat import ChatTemplate, Message
-from draftrt.runtime.decode import Decoder
-from draftrt.runtime.drafter import Drafter
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.loop import Decoder
+from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.runtime.decoding.schedule import Costs
+from draftrt.runtime.decoding.stats import FinishReason, Round, Stats
+from draftrt.runtime.decoding.turns import InTurns, Turn
 from draftrt.runtime.prompts import encode_prompt, no_variables
-from draftrt.runtime.schedule import Costs
-from draftrt.runtime.stats import FinishReason, Round, Stats
-from draftrt.runtime.target import Target
+from draftrt.runtime.targets.base import Target
 from draftrt.runtime.text import StopStrings, TextStream, load_tokenizer
 from draftrt.runtime.token_ids import checked_ids, is_messages
-from draftrt.runtime.turns import InTurns, Turn
 
 Prompt = str | Sequence[Message] | Sequence[int] | NDArray[np.int64]
 

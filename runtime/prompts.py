@@ -18,7 +18,7 @@ from draftrt.runtime.token_ids import check_text
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from draftrt.runtime.decode import Decoder
+    from draftrt.runtime.decoding.loop import Decoder
 
 Encode = Callable[[str | Sequence[Message], Mapping[str, Any] | None], tuple[int, ...]]
 PLAIN, CHAT = "as it is", "chat template"

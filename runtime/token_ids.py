@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from draftrt.errors import FeedError
-from draftrt.runtime.options import whole_number
+from draftrt.runtime.decoding.options import whole_number
 
 KINDS = "a text, a list of messages with role and content, or token ids"
 MOST_SHOWN = 5

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from draftrt.manifest import GraphEntry
 from draftrt.onnx_runtime import load_onnxruntime, point_to_weights
-from draftrt.runtime.ort import AS_WRITTEN, QUANTISED_PRODUCTS
+from draftrt.runtime.backends.ort import AS_WRITTEN, QUANTISED_PRODUCTS
 from draftrt.spec import Precision
 from draftrt.validate.bisect_graph import Graph
 from draftrt.validate.bisect_reference import Place, Values, to_array, watched

@@ -13,7 +13,7 @@ import click
 
 from draftrt.number_cli import FiniteRange
 from draftrt.printable import printable
-from draftrt.runtime.prompt_cli import FILE_HELP, form_options
+from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
 
 FOLDER = click.Path(path_type=Path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from draftrt.errors import collect
 from draftrt.runtime.chat import ChatTemplate
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.prompts import Form, Request, room_problem
 from draftrt.validate.doctor_statistics import Estimate, estimate

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.errors import FeedError
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 from draftrt.spec import DrafterSpec
 from draftrt.validate.doctor_states import States

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.bundle import Bundle
-from draftrt.runtime.hf_target import HfTarget
 from draftrt.runtime.load import find_target
+from draftrt.runtime.targets.huggingface import HfTarget
 
 if TYPE_CHECKING:
     from draftrt.export.models.decoder import Decoder

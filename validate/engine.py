@@ -28,8 +28,8 @@ from draftrt.errors import ParityError, collect
 from draftrt.packages import require
 from draftrt.quantization import DRAFT, Quantization, describe
 from draftrt.runtime.chat import ChatTemplate
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load, open_graph
-from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Completion
 from draftrt.runtime.prompts import Form, asked
 from draftrt.spec import Family, Precision

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from draftrt.engines.capabilities import FACTS, Backend
-from draftrt.engines.command import parse_sms
+from draftrt.engines.cli import parse_sms
 from draftrt.engines.pair import ALL, GRAPHS
 from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.ignore_cli import ignore_key_option
@@ -16,7 +16,7 @@ from draftrt.output_cli import OutputFolder, check_replaced
 from draftrt.printable import printable
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
-from draftrt.runtime.prompt_cli import TEXT, form_options
+from draftrt.runtime.prompt_options import TEXT, form_options
 from draftrt.runtime.prompts import PLAIN, Form
 from draftrt.spec import Precision
 from draftrt.validate.engine import (

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from draftrt.bundle import Bundle
 from draftrt.runtime.chat import ChatTemplate
-from draftrt.runtime.graph_target import GraphTarget
 from draftrt.runtime.load import open_graph
 from draftrt.runtime.prompts import Form, Request, encode_prompt, length_problem
-from draftrt.runtime.target import TargetRows
+from draftrt.runtime.targets.base import TargetRows
+from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.runtime.text import load_tokenizer
 from draftrt.validate.parity_rounds import plan_rounds
 

@@ -171,8 +171,8 @@ def _check_graph(
     from draftrt.export.draft_graph import write_draft_graph
     from draftrt.export.models.outputs import EXTRA_OUTPUTS
     from draftrt.export.options import ExportOptions
-    from draftrt.runtime.drafter import Drafter
-    from draftrt.runtime.ort import OrtSession
+    from draftrt.runtime.backends.ort import OrtSession
+    from draftrt.runtime.decoding.drafter import Drafter
 
     options = ExportOptions(
         precision=precision,

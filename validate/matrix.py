@@ -246,8 +246,8 @@ def _against_record(case: GoldenCase, bundle: Bundle) -> dict[str, Finding | Mea
     """Draft the recorded rounds with the graph, and in bf16 with PyTorch's own kernels too."""
     from draftrt.export.check.reference import module_from_bundle
     from draftrt.export.graph.float32 import write_float32_twin
-    from draftrt.runtime.drafter import Drafter
-    from draftrt.runtime.ort import OrtSession
+    from draftrt.runtime.backends.ort import OrtSession
+    from draftrt.runtime.decoding.drafter import Drafter
     from draftrt.validate.subjects import run_signature
 
     entry, spec = bundle.graph("draft"), bundle.drafter()

@@ -22,7 +22,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class ModuleSession(Closing):
-    """Drafts in float32 on the CPU; see `draftrt.runtime.backend.GraphSession`."""
+    """Drafts in float32 on the CPU; see `draftrt.runtime.backends.base.GraphSession`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ModuleSession(Closing):
         from draftrt.export.models.outputs import EXTRA_OUTPUTS
         from draftrt.export.models.signature import draft_signature
         from draftrt.export.weights.tensors import draft_tensors
-        from draftrt.runtime.backend import fed_signature
+        from draftrt.runtime.backends.base import fed_signature
 
         tensors = draft_tensors(loaded.spec, loaded.tensors, Precision.FP32, max_context)
         module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)

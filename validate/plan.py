@@ -25,7 +25,7 @@ from draftrt.export.weights.placement import place_draft, place_target
 from draftrt.export.weights.storage import PlacedWeights, WeightFiles
 from draftrt.export.weights.weight_slices import is_read_whole
 from draftrt.runtime.advice import modelled_costs
-from draftrt.runtime.schedule import NOTE, Costs, read_costs
+from draftrt.runtime.decoding.schedule import NOTE, Costs, read_costs
 from draftrt.spec import DecoderSpec
 from draftrt.validate.size_model import bundle_bytes
 

@@ -9,7 +9,7 @@ from draftrt.codec import to_json
 from draftrt.engines.devices import Device
 from draftrt.engines.memory import GraphMemory
 from draftrt.runtime.advice import ACCEPTANCES, best_choice, break_even
-from draftrt.runtime.schedule import Costs
+from draftrt.runtime.decoding.schedule import Costs
 from draftrt.spec import Precision
 from draftrt.validate.plan import PairPlan
 

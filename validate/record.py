@@ -198,10 +198,10 @@ def _decoded(
     loaded: LoadedDrafter, target: Path, options: RecordOptions, prompt: str
 ) -> Iterator[tuple[Arrays, Arrays]]:
     """Decode a text greedily, target in transformers; yield what the drafter saw and said."""
-    from draftrt.runtime.decode import Decoder
-    from draftrt.runtime.drafter import Drafter
-    from draftrt.runtime.hf_target import HfTarget
-    from draftrt.runtime.options import DecodeOptions
+    from draftrt.runtime.decoding.drafter import Drafter
+    from draftrt.runtime.decoding.loop import Decoder
+    from draftrt.runtime.decoding.options import DecodeOptions
+    from draftrt.runtime.targets.huggingface import HfTarget
     from draftrt.runtime.text import load_tokenizer
 
     spec = loaded.spec

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from draftrt.durable import write_atomically
 from draftrt.provenance import command_line, now, tool_versions
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.spec import Family
 from draftrt.validate.module_session import ModuleSession
 from draftrt.validate.record_files import RecordError
 from draftrt.validate.trajectory_records import VERSION
 
 if TYPE_CHECKING:
-    from draftrt.runtime.decode import Decoder
+    from draftrt.runtime.decoding.loop import Decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +86,10 @@ def _rows(
 ) -> list[dict[str, Any]]:
     from draftrt.export.checkpoint.drafter import load_drafter
     from draftrt.export.checkpoint.target import read_target
-    from draftrt.runtime.decode import Decoder
-    from draftrt.runtime.drafter import Drafter
-    from draftrt.runtime.hf_target import HfTarget
+    from draftrt.runtime.decoding.drafter import Drafter
+    from draftrt.runtime.decoding.loop import Decoder
     from draftrt.runtime.prompts import asked, room_problem
+    from draftrt.runtime.targets.huggingface import HfTarget
     from draftrt.runtime.text import load_tokenizer
 
     loaded = load_drafter(

@@ -10,7 +10,7 @@ import click
 
 from draftrt.output_cli import OutputFile, check_places, write_output
 from draftrt.printable import printable
-from draftrt.runtime.prompt_cli import form_options
+from draftrt.runtime.prompt_options import form_options
 from draftrt.runtime.prompts import Form
 
 if TYPE_CHECKING:

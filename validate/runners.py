@@ -19,8 +19,8 @@ from draftrt.closing import Closing
 from draftrt.errors import BackendError
 from draftrt.onnx_runtime import load_onnxruntime, point_to_weights
 from draftrt.packages import require
-from draftrt.runtime.backend import GraphSession
-from draftrt.runtime.ort import AS_WRITTEN, INT8, QUANTISED_PRODUCTS
+from draftrt.runtime.backends.base import GraphSession
+from draftrt.runtime.backends.ort import AS_WRITTEN, INT8, QUANTISED_PRODUCTS
 from draftrt.signature import Signature, TensorSpec
 
 Arrays = dict[str, NDArray[Any]]

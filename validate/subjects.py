@@ -145,7 +145,7 @@ def _plain(path: Path, entry: GraphEntry, *, as_run: bool = False) -> Subject:
 def _plan(bundle: Bundle, entry: GraphEntry, backend: str) -> Subject:
     @contextmanager
     def opened(rows: Iterable[int]) -> Iterator[Rounds]:
-        from draftrt.runtime.trt_plan import open_plan
+        from draftrt.runtime.backends.plans import open_plan
 
         with open_plan(bundle, "draft", backend) as session:
             yield SessionRounds(session)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import Bundle
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.runtime.decoding.stats import Round
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.stats import Round
 from draftrt.validate.record_files import RecordError
 from draftrt.validate.trajectory_records import Trajectory, read_trajectories
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from transformers import Qwen3ForCausalLM
 
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load
-from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 
 HERE = Path(__file__).resolve().parent

@@ -22,8 +22,8 @@ from draftrt.export.check.reference import module_from_bundle
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.quantization import parse_quantization
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load
-from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.prompts import Form, asked
 from draftrt.spec import Precision

@@ -16,8 +16,8 @@ import pytest
 
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load
-from draftrt.runtime.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 from tests.assets.pair_text import documents
 

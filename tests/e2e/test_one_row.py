@@ -18,10 +18,10 @@ import draftrt
 from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.errors import BackendError
-from draftrt.runtime.graph_target import GraphTarget
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import open_graph
-from draftrt.runtime.options import DecodeOptions
-from draftrt.runtime.target import TargetRows
+from draftrt.runtime.targets.base import TargetRows
+from draftrt.runtime.targets.graph import GraphTarget
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("one row")]

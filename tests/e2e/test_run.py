@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 import draftrt
 from draftrt.bundle import Bundle
 from draftrt.cli import group
-from draftrt.runtime.command import explanation
+from draftrt.runtime.cli import explanation
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load
-from draftrt.runtime.options import DecodeOptions
 from draftrt.validate.trajectories import replay
 from draftrt.validate.trajectory_records import read_trajectories
 

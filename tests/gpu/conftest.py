@@ -17,7 +17,7 @@ from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.draft_graph import write_draft_graph
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.runtime.cuda import Cuda
+from draftrt.runtime.backends.cuda import Cuda
 from draftrt.validate.golden import case_target
 from draftrt.validate.records import GoldenCase, read_case
 

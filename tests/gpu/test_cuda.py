@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftrt.errors import BackendError
-from draftrt.runtime.cuda import Cuda, host_array
+from draftrt.runtime.backends.cuda import Cuda, host_array
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from draftrt.cli import group
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load
-from draftrt.runtime.options import DecodeOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.trt, pytest.mark.slow]
 

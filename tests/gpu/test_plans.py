@@ -15,11 +15,11 @@ from draftrt.errors import BackendError, FeedError
 from draftrt.export.models.signature import round_feeds
 from draftrt.export.options import ExportOptions
 from draftrt.export.profile import Profile
-from draftrt.runtime.drafter import Drafter
-from draftrt.runtime.graph_target import GraphTarget
+from draftrt.runtime.backends.plans import open_plan
+from draftrt.runtime.backends.trt import TrtSession
+from draftrt.runtime.decoding.drafter import Drafter
 from draftrt.runtime.load import open_graph
-from draftrt.runtime.trt import TrtSession
-from draftrt.runtime.trt_plan import open_plan
+from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.spec import Precision
 from draftrt.validate.parity import check_parity
 from draftrt.validate.parity_report import as_text

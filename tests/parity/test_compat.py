@@ -12,9 +12,9 @@ from draftrt.bundle import Bundle
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.profile import Profile
-from draftrt.runtime.graph_target import GraphTarget
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load, open_graph
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
 
 pytestmark = [

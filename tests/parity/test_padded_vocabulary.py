@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from draftrt.bundle import Bundle
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.runtime.drafter import Drafter
+from draftrt.runtime.decoding.drafter import Drafter
 from draftrt.runtime.load import open_graph
 from draftrt.validate.toy_tokenizer import write_tokenizer
 

@@ -126,8 +126,8 @@ def test_a_compat_graph_takes_int8(tmp_path: Path) -> None:
 
 
 def test_speculation_keeps_the_output_of_a_quantised_target(int4: Path) -> None:
+    from draftrt.runtime.decoding.options import DecodeOptions
     from draftrt.runtime.load import load
-    from draftrt.runtime.options import DecodeOptions
 
     options = DecodeOptions(max_tokens=96, stop_ids=frozenset())
     with load(int4) as pair:

@@ -20,11 +20,11 @@ from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.weights.quantize import dequantize, quantize_rows
 from draftrt.quantization import parse_quantization, part_of
-from draftrt.runtime.decode import Decoder
-from draftrt.runtime.graph_target import GraphTarget
+from draftrt.runtime.backends.ort import AS_WRITTEN, QUANTISED_PRODUCTS
+from draftrt.runtime.decoding.loop import Decoder
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import open_graph
-from draftrt.runtime.options import DecodeOptions
-from draftrt.runtime.ort import AS_WRITTEN, QUANTISED_PRODUCTS
+from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.signature import cache_specs
 from draftrt.validate.toy_tokenizer import NUM_TOKENS, write_tokenizer
 

@@ -22,7 +22,7 @@ from draftrt.export.models.activations import ACTIVATIONS
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.manifest_check import ACTIVATIONS as KNOWN
-from draftrt.runtime.hf_target import HfTarget
+from draftrt.runtime.targets.huggingface import HfTarget
 
 COMMANDS = (
     ("run", "--prompt", "a", "--max-tokens", "2"),

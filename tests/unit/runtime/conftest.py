@@ -18,8 +18,8 @@ import pytest
 from numpy.typing import NDArray
 
 from draftrt.closing import Closing
-from draftrt.runtime.backend import Arrays, fed_signature
-from draftrt.runtime.target import TargetRows
+from draftrt.runtime.backends.base import Arrays, fed_signature
+from draftrt.runtime.targets.base import TargetRows
 from draftrt.signature import DimRange, Signature, TensorSpec, check_feeds
 from draftrt.spec import (
     Backbone,

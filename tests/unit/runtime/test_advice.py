@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from draftrt.runtime.advice import best_choice, break_even, expected_length, modelled_costs
-from draftrt.runtime.schedule import Costs
+from draftrt.runtime.decoding.schedule import Costs
 
 
 def enumerated_length(acceptance: float, num_drafts: int) -> float:

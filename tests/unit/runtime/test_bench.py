@@ -14,10 +14,10 @@ import pytest
 from draftrt.runtime.bench import Decoded, Own, Summary, compare
 from draftrt.runtime.bench_picture import to_svg
 from draftrt.runtime.bench_report import Report
+from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.runtime.decoding.schedule import Costs
+from draftrt.runtime.decoding.stats import Round, Stats
 from draftrt.runtime.machine import Machine, peak_memory_bytes, this_machine
-from draftrt.runtime.options import DecodeOptions
-from draftrt.runtime.schedule import Costs
-from draftrt.runtime.stats import Round, Stats
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -53,8 +53,8 @@ def test_systems_take_turns_and_are_compared_prompt_by_prompt() -> None:
 
 
 def test_a_pair_is_timed_with_its_drafter_and_without(toy: SimpleNamespace) -> None:
-    from draftrt.runtime.decode import Decoder
-    from draftrt.runtime.drafter import Drafter
+    from draftrt.runtime.decoding.drafter import Drafter
+    from draftrt.runtime.decoding.loop import Decoder
 
     drafter = Drafter(toy.spec(), toy.session(toy.signature(4, 5, 200, confidence=False), (2,)))
     decoders = {True: Decoder(toy.target(), drafter), False: Decoder(toy.target())}

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from draftrt.errors import BundleError, DraftrtError, FeedError, OptionError
-from draftrt.runtime.drafter import Drafter
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.token_ids import is_messages
 

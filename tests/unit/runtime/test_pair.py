@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from draftrt.errors import BundleError, FeedError
-from draftrt.runtime.drafter import Drafter
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 
 LETTERS = "abcdefghijklmnopqrstuvw"  # token k of the toy language is letter k

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from draftrt.errors import BusyError
-from draftrt.runtime.drafter import Drafter
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.runtime.decoding.turns import InTurns, Turn
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.turns import InTurns, Turn
 
 PROMPTS = ((3, 1, 4, 1, 5), (2, 7), (1, 8, 2, 8, 1, 8, 2, 8, 4), (6,))
 OPTIONS = DecodeOptions(max_tokens=24)

@@ -11,8 +11,8 @@ import pytest
 
 from draftrt.errors import FeedError
 from draftrt.runtime.chat import ChatTemplate
+from draftrt.runtime.decoding.stats import Round
 from draftrt.runtime.prompts import Form, Request, asked
-from draftrt.runtime.stats import Round
 from draftrt.validate.doctor_forms import compare_forms, encode_forms, other_forms
 
 RAW = Form(is_chat=False)

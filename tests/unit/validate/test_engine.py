@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from draftrt.errors import ParityError
+from draftrt.runtime.decoding.stats import Stats
 from draftrt.runtime.pair import Completion
 from draftrt.runtime.prompts import PLAIN
-from draftrt.runtime.stats import Stats
 from draftrt.validate.engine import EngineReport, Step, check_lossless
 from draftrt.validate.engine_command import as_text
 

@@ -20,9 +20,9 @@ from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.runtime.bench import Summary
 from draftrt.runtime.bench_report import Report as BenchReport
+from draftrt.runtime.decoding.schedule import Costs
+from draftrt.runtime.decoding.stats import Stats
 from draftrt.runtime.machine import Machine
-from draftrt.runtime.schedule import Costs
-from draftrt.runtime.stats import Stats
 from draftrt.validate.report_markdown import plain
 from draftrt.validate.report_plots import BOTTOM, HEIGHT, TOP, WIDTH, bars, lines, split
 from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from draftrt.cli import group
-from draftrt.runtime.options import DecodeOptions
+from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.runtime.decoding.stats import Round
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.stats import Round
 from draftrt.validate.trajectories import TrajectoryReport, replay
 from draftrt.validate.trajectory_records import read_trajectories
 from draftrt.validate.trajectory_report import HEADING, as_line

@@ -1,0 +1,1 @@
+"""What runs a graph: ONNX Runtime, and TensorRT plans on CUDA."""

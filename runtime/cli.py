@@ -1,0 +1,304 @@
+"""``draftrt run``: decode prompts with a bundle and its target."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+import click
+
+from draftrt.backends import BACKENDS
+from draftrt.bundle import Verify
+from draftrt.number_cli import FiniteRange
+from draftrt.printable import printable
+from draftrt.runtime.decoding.options import (
+    MOST_THREADS,
+    PROPOSALS,
+    SCHEDULES,
+    DecodeOptions,
+    ProposalKind,
+    ScheduleKind,
+)
+from draftrt.runtime.decoding.stats import FinishReason, Stats
+from draftrt.runtime.load import PORTS, load
+from draftrt.runtime.pair import Completion, Pair
+from draftrt.runtime.prompt_files import STDIN, read_prompts, read_whole
+from draftrt.runtime.prompt_options import FILE_HELP, TEXT, form_options
+from draftrt.runtime.prompts import Form, Request, asked, room_problem
+from draftrt.runtime.targets.graph import GraphTarget
+from draftrt.verify_cli import no_verify_option
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--prompt",
+    "prompts",
+    type=TEXT,
+    multiple=True,
+    help="What to say to the target; - reads standard input. May be repeated.",
+)
+@click.option(
+    "--prompt-file",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="File whose whole text is a prompt, or JSON lines (.jsonl). May be repeated.",
+)
+@click.option(
+    "--prompts",
+    "lists",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help=f"{FILE_HELP} May be repeated.",
+)
+@form_options
+@click.option(
+    "--target",
+    type=click.Path(path_type=Path),
+    help="Target's Hugging Face folder.  [default: the one the bundle was exported from]",
+)
+@click.option(
+    "--target-port",
+    type=click.Choice(PORTS),
+    help="How the target runs.  [default: graph where the bundle has one, else hf]",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most new tokens."
+)
+@click.option("--min-tokens", type=click.IntRange(0), default=0, help="No end before that many.")
+@click.option(
+    "--stop",
+    multiple=True,
+    type=TEXT,
+    help="String that ends the text; may be repeated.",
+)
+@click.option("--ignore-eos", is_flag=True, help="Go on behind the target's end-of-text tokens.")
+@click.option(
+    "--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 is greedy."
+)
+@click.option("--top-k", type=click.IntRange(0), default=0, help="Keep the k likeliest; 0 is off.")
+@click.option(
+    "--top-p",
+    type=FiniteRange(0, 1, min_open=True),
+    default=1.0,
+    help="Keep the likeliest of this probability together; 1 is off.",
+)
+@click.option(
+    "--min-p",
+    type=FiniteRange(0, 1, max_open=True),
+    default=0.0,
+    help="Drop what is below this share of the likeliest; 0 is off.",
+)
+@click.option(
+    "--repetition-penalty",
+    type=FiniteRange(0, min_open=True),
+    default=1.0,
+    help="Above 1 discourages what was already said.",
+)
+@click.option(
+    "--proposal",
+    type=click.Choice(PROPOSALS),
+    default="argmax",
+    show_default=True,
+    help="Drafts are the most probable ones, or draws at the temperature.",
+)
+@click.option("--seed", type=click.IntRange(0), help="Makes sampling reproducible.")
+@click.option(
+    "--confidence-threshold",
+    type=FiniteRange(0, 1),
+    default=0.0,
+    help="Verify only drafts before the first confidence below it; 0 is off.",
+)
+@click.option(
+    "--schedule",
+    type=click.Choice(SCHEDULES),
+    default="all",
+    show_default=True,
+    help="Verify all drafts, or as many as pay (needs draftrt bench --calibrate).",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default=BACKENDS[0],
+    show_default=True,
+    help="What runs the bundle's graphs; the TensorRTs run plans of draftrt build.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where ONNX Runtime and a Hugging Face target run.",
+)
+@click.option("--plain", is_flag=True, help="Decode with the target alone.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1, MOST_THREADS),
+    default=1,
+    show_default=True,
+    help="Threads of each model.",
+)
+@click.option(
+    "--map-weights",
+    is_flag=True,
+    help="Least memory: read weights where their file is mapped, shared tables once; slower.",
+)
+@no_verify_option
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON object a prompt instead of text."
+)
+def run(
+    bundle: Path,
+    prompts: tuple[str, ...],
+    files: tuple[Path, ...],
+    lists: tuple[Path, ...],
+    form: Form,
+    target: Path | None,
+    target_port: str | None,
+    max_tokens: int,
+    min_tokens: int,
+    stop: tuple[str, ...],
+    ignore_eos: bool,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    proposal: ProposalKind,
+    seed: int | None,
+    confidence_threshold: float,
+    schedule: ScheduleKind,
+    backend: str,
+    device: str,
+    plain: bool,
+    threads: int,
+    map_weights: bool,
+    verify: Verify,
+    as_json: bool,
+) -> None:
+    """Decode prompts with the drafter and target of BUNDLE.
+
+    A prompt goes through the target's chat template where its tokenizer has one. Text goes to
+    standard output; the form of the prompts, acceptance and times to standard error.
+    """
+    requests = _requests(prompts, files, lists)
+    if min_tokens > max_tokens:
+        raise click.UsageError(f"--min-tokens {min_tokens} is more than --max-tokens {max_tokens}")
+    options = DecodeOptions(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        proposal=proposal,
+        seed=seed,
+        confidence_threshold=confidence_threshold,
+        schedule=schedule,
+        stop_ids=frozenset() if ignore_eos else None,
+    )
+    with load(
+        bundle,
+        target=target,
+        target_port=target_port,
+        backend=backend,
+        device=device,
+        threads=threads,
+        map_weights=map_weights,
+        verify=verify is not Verify.NONE,
+    ) as pair:
+        form = form.settled(pair.template, requests)
+        every = form.encode(pair.encode, requests)
+        if not plain and (problem := room_problem(pair.decoder, requests, every, max_tokens)):
+            raise problem
+        for note in form.notes(pair.template, requests):
+            click.echo(printable(note), err=True)
+        for number, ids in enumerate(every, start=1):
+            if len(every) > 1:
+                label = printable(requests[number - 1].label.replace("\n", " ")[:60])
+                click.echo(f"prompt {number} of {len(every)}: {label}", err=True)
+            if as_json:
+                done = pair.generate(ids, options, stop=stop, speculate=not plain)
+                click.echo(json.dumps(_report(done, form)))
+                _explain(pair, done.token_ids, done.finish)
+            else:
+                if number > 1:
+                    click.echo()
+                _print_text(pair, ids, options, stop, speculate=not plain)
+
+
+def _requests(
+    prompts: tuple[str, ...], files: tuple[Path, ...], lists: tuple[Path, ...]
+) -> list[Request]:
+    """Return what is asked: first the prompts, then those of the files."""
+    if not (prompts or files or lists):
+        raise click.UsageError("Missing option '--prompt', '--prompt-file' or '--prompts'.")
+    sources = [*prompts, *map(str, files), *map(str, lists)]
+    if sources.count(STDIN) > 1:
+        raise click.UsageError("got - more than once, expected it once: standard input ends")
+    texts = [read_whole(one) if one == STDIN else [asked(one)] for one in prompts]
+    return [*chain(*texts, *map(read_whole, files), *map(read_prompts, lists))]
+
+
+def _print_text(
+    pair: Pair,
+    ids: Sequence[int],
+    options: DecodeOptions,
+    stop: tuple[str, ...],
+    *,
+    speculate: bool,
+) -> None:
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: closed
+    stats, tokens = Stats(), list[int]()
+    finish: FinishReason | None = None
+    for chunk in pair.stream(ids, options, stop=stop, speculate=speculate):
+        click.echo(printable(chunk.text) if is_terminal else chunk.text, nl=False)  # echo flushes
+        stats.add(chunk.round)
+        tokens += chunk.token_ids
+        finish = chunk.finish
+    click.echo()
+    _explain(pair, tokens, finish)
+    click.echo(_figures(pair, stats), err=True)
+
+
+def explanation(pair: Pair, tokens: Sequence[int], finish: FinishReason | None) -> str:
+    """Return why nothing came, where the first token ended the text; else an empty text."""
+    if len(tokens) != 1 or finish != "stop" or tokens[0] not in pair.stop_ids:
+        return ""
+    return (
+        f"nothing came: the first token is {printable(pair.token_name(tokens[0]))}, which ends the "
+        "text; --ignore-eos or --min-tokens goes on behind it"
+    )
+
+
+def _explain(pair: Pair, tokens: Sequence[int], finish: FinishReason | None) -> None:
+    if why := explanation(pair, tokens, finish):
+        click.echo(why, err=True)
+
+
+def _figures(pair: Pair, stats: Stats) -> str:
+    drafter = pair.drafter
+    held = [] if drafter is None else [("drafter", drafter.cache_bytes_per_token, drafter.capacity)]
+    if isinstance(pair.target, GraphTarget):
+        held.append(("target", pair.target.cache_bytes_per_token, pair.target.max_context))
+    lines = [
+        f"{name} cache: {size:,} bytes a token, {most:,} tokens at most"
+        for name, size, most in held
+    ]
+    return "\n".join([stats.summary(), *lines])
+
+
+def _report(done: Completion, form: Form) -> dict[str, object]:
+    return {
+        "form": form.describe(),
+        "text": done.text,
+        "prompt_ids": done.prompt_ids,
+        "token_ids": done.token_ids,
+        "finish": done.finish,
+        **done.stats.to_json(),
+    }

@@ -1,0 +1,1 @@
+"""The lossless loop: drafts proposed, verified and committed, round by round."""

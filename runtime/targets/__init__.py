@@ -1,0 +1,1 @@
+"""The model that verifies: an exported graph or a Hugging Face model."""

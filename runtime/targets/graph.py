@@ -1,0 +1,175 @@
+"""A target as an exported graph: the port of `draftrt.runtime.targets.base` over a graph session.
+
+Rolling back is a length; rows behind it are overwritten by the next call. Knows neither which
+backend runs the graph nor what a drafter is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftrt.errors import BackendError, BundleError, FeedError
+from draftrt.runtime.backends.base import Arrays, GraphSession
+from draftrt.runtime.targets.base import TargetRows
+from draftrt.signature import cache_bytes, cache_specs
+
+FEATURES, LOGITS, NEXT, LOGIT_ROWS = "features", "logits", "next_ids", "logit_rows"
+
+
+class GraphTarget:
+    """An exported target with the K/V of one sequence.
+
+    Attributes:
+        feature_size: width of the features, m * H_t; 0 where the graph taps nothing.
+        max_context: most tokens that a sequence may have.
+        length: tokens whose K/V are cached.
+        generation: number of the sequence they belong to; 0 where nobody claimed them.
+    """
+
+    def __init__(self, session: GraphSession, max_context: int, *, least_rows: int = 1) -> None:
+        """Take over a session of a graph named ``target``.
+
+        Args:
+            session: it.
+            max_context: rows of its caches.
+            least_rows: a call of fewer rows is fed its last token again behind them. For a session
+                that computes fewer rows in another way than more, so that a token's logits do not
+                depend on how many are verified with it.
+
+        Raises:
+            BundleError: the graph has not the outputs of a target.
+        """
+        specs = {tensor.name: tensor for tensor in session.signature.outputs}
+        if NEXT not in specs or LOGITS not in specs:
+            raise BundleError(
+                f"target graph: outputs {sorted(specs)[:4]}, expected {NEXT} and {LOGITS}",
+                hint="export the bundle again",
+            )
+        self._session = session
+        self._max_rows = session.signature.dimensions["R"].max
+        self._max_asked = min(self._max_rows, session.signature.dimensions["S"].max)
+        self._has_features = FEATURES in specs
+        self.feature_size = int(specs[FEATURES].shape[2]) if self._has_features else 0
+        self._least_rows = min(least_rows, self._max_asked)
+        self.max_context = max_context - (self._least_rows - 1)
+        self.length = self.generation = 0
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes of K/V that one token takes in all layers together."""
+        rows = int(cache_specs(self._session.signature)[0].shape[2])
+        return cache_bytes(self._session.signature) // rows
+
+    def prefill(self, token_ids: NDArray[np.int64], *, want_logits: bool = False) -> TargetRows:
+        """Append a prompt, in pieces of the graph's most rows; see `Target.prefill`."""
+        *first, last = self._pieces(token_ids, self._max_rows)
+        pieces = [
+            self._run(piece, np.array([len(piece) - 1], np.int64), want_logits=want_logits)
+            for piece in first
+        ]
+        # With its row of logits, so that no text begins where they are no numbers.
+        pieces.append(self._run(last, np.array([len(last) - 1], np.int64), want_logits=True))
+        features = _joined([piece.features for piece in pieces], axis=1)
+        logits = pieces[-1].logits if want_logits else None
+        return replace(pieces[-1], features=features, logits=logits)
+
+    def verify(self, token_ids: NDArray[np.int64], *, want_logits: bool = False) -> TargetRows:
+        """Append an anchor and its drafts; see `Target.verify`.
+
+        More than the graph answers for at once come in pieces.
+        """
+        pieces = [
+            self._run(piece, np.arange(len(piece), dtype=np.int64), want_logits=want_logits)
+            for piece in self._pieces(token_ids, self._max_asked)
+        ]
+        logits = [piece.logits for piece in pieces if piece.logits is not None]
+        return TargetRows(
+            features=_joined([piece.features for piece in pieces], axis=1),
+            token_ids=_joined([piece.token_ids for piece in pieces]),
+            logits=_joined(logits) if logits else None,
+        )
+
+    def rollback(self, length: int) -> None:
+        """Forget every cached token from position ``length`` on; 0 starts a new sequence."""
+        self.length = min(self.length, length)
+        if length == 0:
+            self.generation = 0
+
+    def skip_to(self, length: int) -> None:
+        """Count the rows up to ``length`` as cached, whatever they hold: to measure times only."""
+        self.length, self.generation = length, 0
+
+    def close(self) -> None:
+        """Free the graph; calling it twice is harmless."""
+        self._session.close()
+
+    def _pieces(self, token_ids: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
+        """Cut the tokens of a call into pieces of at most ``most``, if the cache has room."""
+        count = len(token_ids)
+        if count < 1:
+            raise FeedError("a target call has no tokens, expected at least 1")
+        if self.length + count > self.max_context:
+            raise FeedError(
+                f"target cache: {self.length} rows + {count} new = {self.length + count}, expected "
+                f"at most {self.max_context}",
+                hint="shorten the text, or export with a larger --max-context",
+            )
+        return [token_ids[start : start + most] for start in range(0, count, most)]
+
+    def _run(
+        self, token_ids: NDArray[np.int64], logit_rows: NDArray[np.int64], *, want_logits: bool
+    ) -> TargetRows:
+        """Feed tokens [T]; the answer's tokens and logits are those behind ``logit_rows`` [S]."""
+        count, asked = len(token_ids), len(logit_rows)
+        fed = _padded(np.asarray(token_ids, np.int64), self._least_rows)
+        out: dict[str, NDArray[Any]] = self._session.run(
+            {
+                "input_ids": fed[None],
+                "context_length": np.array([self.length], np.int64),
+                LOGIT_ROWS: _padded(logit_rows, self._least_rows),
+            },
+            rows=self.length + len(fed),
+            unwanted=() if want_logits else (LOGITS,),
+        )
+        self._check_finite(out)
+        self.length += count  # rows of repeated tokens are overwritten by the next call
+        empty = np.zeros((1, count, 0), np.float32)
+        return TargetRows(
+            features=out[FEATURES][:, :count] if self._has_features else empty,
+            token_ids=out[NEXT][0][:asked],
+            logits=out[LOGITS][0][:asked] if want_logits else None,
+        )
+
+    def _check_finite(self, out: Arrays) -> None:
+        """Refuse answers that are no numbers: the largest of them would be any token.
+
+        Raises:
+            BackendError: features or logits hold an infinity or NaN.
+        """
+        wrong = [
+            name for name in (FEATURES, LOGITS) if name in out and not np.isfinite(out[name]).all()
+        ]
+        if not wrong:
+            return
+        is_narrow = any(one.dtype == "float16" for one in self._session.signature.inputs)
+        why = "float16 overflows (largest 65504)" if is_narrow else "weights are damaged"
+        raise BackendError(
+            f"target graph: {' and '.join(wrong)} are not finite at token {self.length}: {why}",
+            hint="export with --precision bf16 or fp32"
+            if is_narrow
+            else "`draftrt validate parity BUNDLE` compares the graph with its module",
+        )
+
+
+def _padded(values: NDArray[np.int64], least: int) -> NDArray[np.int64]:
+    """Return the values, the last one repeated up to ``least`` of them."""
+    return np.pad(values, (0, max(least - len(values), 0)), mode="edge")
+
+
+def _joined(arrays: list[NDArray[Any]], axis: int = 0) -> NDArray[Any]:
+    """Join the answers of a call's pieces; one piece is not copied."""
+    return np.concatenate(arrays, axis) if len(arrays) > 1 else arrays[0]
