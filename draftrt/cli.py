@@ -24,7 +24,7 @@ COMMANDS = {
         "Show every resolved fact of a checkpoint.",
     ),
     "plan": (
-        "draftrt.validate.plan_command",
+        "draftrt.validate.capacity.cli",
         "plan",
         "Tell what a pair takes and where it fits.",
     ),
@@ -36,22 +36,22 @@ COMMANDS = {
     ),
     "run": ("draftrt.runtime.cli", "run", "Decode a prompt with drafter and target."),
     "bench": (
-        "draftrt.runtime.bench_command",
+        "draftrt.validate.bench.cli",
         "bench",
         "Measure speculation against plain decoding.",
     ),
     "validate": (
-        "draftrt.validate.command",
+        "draftrt.validate.cli",
         "validate",
         "Check parity, golden cases, trajectories.",
     ),
-    "report": ("draftrt.validate.report_command", "report", "Write one HTML file about a bundle."),
+    "report": ("draftrt.validate.report.cli", "report", "Write one HTML file about a bundle."),
     "doctor": (
-        "draftrt.validate.doctor_command",
+        "draftrt.validate.doctor.cli",
         "doctor",
         "Find out why drafts are not accepted.",
     ),
-    "engine": ("draftrt.validate.engine_command", "engine", "Export, build, check and try a pair."),
+    "engine": ("draftrt.validate.engine.cli", "engine", "Export, build, check and try a pair."),
 }
 
 

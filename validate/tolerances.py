@@ -4,7 +4,7 @@ Used by every check on the command line and in the tests; docs/accuracy.md says 
 found. A difference is judged against ``atol + rtol * m`` with m the largest finite magnitude in the
 expected array: rounding errors of a matrix product scale with the largest terms, not with the
 element that they happen to hit. Beside it stands what a decoder notices: choices, distributions,
-directions (`draftrt.validate.verdicts`).
+directions (`draftrt.validate.compare.verdicts`).
 """
 
 from __future__ import annotations

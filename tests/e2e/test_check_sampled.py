@@ -16,7 +16,7 @@ from draftrt.cli import group
 from draftrt.errors import ExportError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

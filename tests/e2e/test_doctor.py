@@ -21,8 +21,8 @@ from draftrt.errors import FeedError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.runtime.prompts import Form, asked
-from draftrt.validate.doctor_states import open_states
-from draftrt.validate.feature_rounds import Feeds, encode_prompts, real_rounds
+from draftrt.validate.doctor.doctor_states import open_states
+from draftrt.validate.rounds.feature_rounds import Feeds, encode_prompts, real_rounds
 from tests.parity.planted_graphs import set_attribute
 
 pytest.importorskip("onnxruntime")

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.spec import Precision
-from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")

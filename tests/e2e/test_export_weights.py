@@ -16,7 +16,7 @@ from draftrt.cli import group
 from draftrt.errors import BundleError
 from draftrt.hashing import sample_sha256
 from draftrt.runtime.load import open_graph
-from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("weights")]

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from draftrt.cli import group
 from draftrt.spec import DrafterSpec
-from draftrt.validate.toys import REMOVED, Kind, ToyDrafter, write_drafter, write_target
+from tests.toys.toys import REMOVED, Kind, ToyDrafter, write_drafter, write_target
 
 pytestmark = pytest.mark.e2e
 FACTS = {field.name for field in dataclasses.fields(DrafterSpec)} - {"sources", "warnings"}

@@ -18,8 +18,8 @@ from draftrt.export.draft_graph import write_draft_graph
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.runtime.backends.cuda import Cuda
-from draftrt.validate.golden import case_target
-from draftrt.validate.records import GoldenCase, read_case
+from draftrt.validate.records.cases import GoldenCase, read_case
+from draftrt.validate.records.golden import case_target
 
 CONTEXT = 256
 

@@ -21,8 +21,8 @@ from draftrt.runtime.decoding.drafter import Drafter
 from draftrt.runtime.load import open_graph
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.spec import Precision
-from draftrt.validate.parity import check_parity
-from draftrt.validate.parity_report import as_text
+from draftrt.validate.parity.parity import check_parity
+from draftrt.validate.parity.report import as_text
 
 pytestmark = [pytest.mark.gpu, pytest.mark.trt, pytest.mark.slow]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from draftrt.export.checkpoint.target import Target, read_target
-from draftrt.validate.toy_formats import target_arrays
-from draftrt.validate.toys import ToyTarget, write_target
+from tests.toys.formats import target_arrays
+from tests.toys.toys import ToyTarget, write_target
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.export.checkpoint.target import Target
-from draftrt.validate.toy_formats import drafter_arrays
-from draftrt.validate.toys import ToyDrafter, write_drafter
 from tests.parity.family_choices import (
     BLOCK,
     DIM,
@@ -27,6 +25,8 @@ from tests.parity.family_choices import (
 from tests.parity.family_rows import GEMMA_SCALE, Row, choices_of_row
 from tests.parity.slow_drafter import Meaning, Rule, SlowDrafter
 from tests.parity.slow_rope import SlowRope
+from tests.toys.formats import drafter_arrays
+from tests.toys.toys import ToyDrafter, write_drafter
 
 Arrays = dict[str, NDArray[Any]]
 MASK = 259

@@ -20,13 +20,13 @@ from draftrt.export.checkpoint.target import Target, read_target
 from draftrt.export.models.decoder import Decoder
 from draftrt.export.weights.tensors import draft_tensors, target_tensors
 from draftrt.spec import DrafterSpec, Precision
-from draftrt.validate.doctor_recording import Text, with_states
-from draftrt.validate.doctor_replay import Replay, build_module, widened
-from draftrt.validate.doctor_setting import special_tokens
-from draftrt.validate.doctor_states import ModuleStates
-from draftrt.validate.doctor_suspects import Setting, Suspect, suspects_of
-from draftrt.validate.doctor_trial import Case, Tried, try_suspects
-from draftrt.validate.reference import ReferenceRounds
+from draftrt.validate.doctor.doctor_setting import special_tokens
+from draftrt.validate.doctor.doctor_states import ModuleStates
+from draftrt.validate.doctor.recording import Text, with_states
+from draftrt.validate.doctor.replay import Replay, build_module, widened
+from draftrt.validate.doctor.suspects import Setting, Suspect, suspects_of
+from draftrt.validate.doctor.trial import Case, Tried, try_suspects
+from draftrt.validate.rounds.module import ReferenceRounds
 
 ROWS = 256
 

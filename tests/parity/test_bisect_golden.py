@@ -13,11 +13,11 @@ from draftrt.export.options import ExportOptions
 from draftrt.export.profile import Profile
 from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import Precision
-from draftrt.validate.bisect_graph import Graph
-from draftrt.validate.bisect_run import reference_rounds
-from draftrt.validate.bisect_search import Search
-from draftrt.validate.golden import case_target
-from draftrt.validate.records import read_case
+from draftrt.validate.bisect.graph import Graph
+from draftrt.validate.bisect.rounds import reference_rounds
+from draftrt.validate.bisect.search import Search
+from draftrt.validate.records.cases import read_case
+from draftrt.validate.records.golden import case_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("bisect")]

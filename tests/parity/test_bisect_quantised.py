@@ -20,8 +20,8 @@ from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.quantization import parse_quantization
 from draftrt.spec import Precision
-from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 from tests.parity.planted_graphs import reading, swap_inputs
+from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.extended, pytest.mark.xdist_group("bisect-quantised")]

@@ -17,11 +17,11 @@ from draftrt.export.graph.differences import graph_differences
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.spec import Precision
-from draftrt.validate.bisect_graph import Graph
-from draftrt.validate.bisect_run import ReferenceRound, reference_rounds
-from draftrt.validate.bisect_search import Divergence, Search
-from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from draftrt.validate.bisect.graph import Graph
+from draftrt.validate.bisect.rounds import ReferenceRound, reference_rounds
+from draftrt.validate.bisect.search import Divergence, Search
 from tests.parity.planted_graphs import constant, insert, reading, set_attribute
+from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("bisect")]

@@ -20,8 +20,8 @@ from draftrt.errors import ParityError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.spec import Precision
-from draftrt.validate.engine import check_opens
-from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
+from draftrt.validate.engine.engine import check_opens
+from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")

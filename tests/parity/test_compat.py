@@ -15,7 +15,7 @@ from draftrt.export.profile import Profile
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.targets.graph import GraphTarget
-from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
+from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
 
 pytestmark = [
     pytest.mark.parity,

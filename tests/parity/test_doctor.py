@@ -11,10 +11,10 @@ import pytest
 
 from draftrt.export.checkpoint.target import Target
 from draftrt.spec import DrafterSpec, RopeLayout, VocabMap, WindowEdge
-from draftrt.validate.doctor_suspects import Suspect
-from draftrt.validate.doctor_trial import Tried
-from draftrt.validate.toys import Kind, ToyDrafter, write_drafter
+from draftrt.validate.doctor.suspects import Suspect
+from draftrt.validate.doctor.trial import Tried
 from tests.parity.recorded_pairs import Recorded, as_it_is, own_drafts, trained_pair
+from tests.toys.toys import Kind, ToyDrafter, write_drafter
 
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("doctor")]
 Change = Callable[[DrafterSpec], DrafterSpec]

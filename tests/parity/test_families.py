@@ -15,7 +15,7 @@ from draftrt.export.models.families import BACKBONES, FAMILIES
 from draftrt.export.models.shapes import HEADS, LAYERS
 from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import Precision
-from draftrt.validate.reference import ReferenceRounds
+from draftrt.validate.rounds.module import ReferenceRounds
 from tests.parity.family_checkpoints import make_case
 from tests.parity.family_rounds import OUTPUTS, compare_rounds
 from tests.parity.family_rows import (

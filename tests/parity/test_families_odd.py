@@ -16,14 +16,14 @@ from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.checkpoint.target import read_target
 from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import Precision
-from draftrt.validate.reference import ReferenceRounds
-from draftrt.validate.toy_formats import drafter_arrays, target_arrays
-from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from draftrt.validate.rounds.module import ReferenceRounds
 from tests.parity.family_checkpoints import MASK, Case
 from tests.parity.family_rounds import OUTPUTS, compare_rounds
 from tests.parity.family_rows import GEMMA_SCALE
 from tests.parity.slow_drafter import Meaning, Rule, SlowDrafter
 from tests.parity.slow_rope import SlowRope
+from tests.toys.formats import drafter_arrays, target_arrays
+from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
 pytestmark = pytest.mark.parity
 CONTEXT = 48

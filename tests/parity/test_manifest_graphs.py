@@ -25,8 +25,8 @@ from draftrt.export.pipeline import export_bundle
 from draftrt.manifest import Manifest
 from draftrt.quantization import Part, Scheme, parse_quantization
 from draftrt.spec import ConfidenceSpec, DrafterSpec, Family, Precision, RopeLayout
-from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 from tests.parity.planted_graphs import insert, nodes_of, reading, set_attribute
+from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("manifest-graphs")]

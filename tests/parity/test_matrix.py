@@ -16,9 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from draftrt.cli import group
 from draftrt.spec import Precision
-from draftrt.validate.compare import Finding
-from draftrt.validate.golden import case_target
-from draftrt.validate.matrix import (
+from draftrt.validate.compare.arrays import Finding
+from draftrt.validate.records.cases import read_case
+from draftrt.validate.records.files import RecordError
+from draftrt.validate.records.golden import case_target
+from draftrt.validate.records.matrix import (
     IN_BF16,
     MatrixRow,
     Settings,
@@ -26,11 +28,9 @@ from draftrt.validate.matrix import (
     check_matrix,
     check_source,
 )
-from draftrt.validate.matrix_report import as_text
-from draftrt.validate.record import RecordOptions, record_case
-from draftrt.validate.record_files import RecordError
-from draftrt.validate.records import read_case
-from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
+from draftrt.validate.records.matrix_report import as_text
+from draftrt.validate.records.record import RecordOptions, record_case
+from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")

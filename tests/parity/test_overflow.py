@@ -21,7 +21,7 @@ from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.quantization import parse_quantization
 from draftrt.spec import Precision
-from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("overflow")]

@@ -19,7 +19,7 @@ from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.runtime.decoding.drafter import Drafter
 from draftrt.runtime.load import open_graph
-from draftrt.validate.toy_tokenizer import write_tokenizer
+from tests.toys.tokenizer import write_tokenizer
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
 

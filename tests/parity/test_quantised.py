@@ -16,8 +16,8 @@ from draftrt.cli import group
 from draftrt.errors import ExportError
 from draftrt.quantization import Part, Scheme
 from draftrt.spec import Precision
-from draftrt.validate.parity import check_parity
-from draftrt.validate.parity_report import as_text
+from draftrt.validate.parity.parity import check_parity
+from draftrt.validate.parity.report import as_text
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

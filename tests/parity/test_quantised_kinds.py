@@ -67,8 +67,8 @@ def test_every_kind_of_drafter_agrees_with_its_own_integers(name: str, tmp_path:
     from draftrt.export.checkpoint.drafter import load_drafter
     from draftrt.export.draft_graph import write_draft_graph
     from draftrt.export.options import ExportOptions
-    from draftrt.validate.golden import case_target
-    from draftrt.validate.records import read_case
+    from draftrt.validate.records.cases import read_case
+    from draftrt.validate.records.golden import case_target
 
     record = read_case(TESTS / "golden" / name)
     loaded = load_drafter(record.draft, case_target(record))

@@ -11,7 +11,7 @@ from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.profile import Profile
 from draftrt.spec import Precision
-from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
+from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
 
 pytestmark = [pytest.mark.parity, pytest.mark.extended]
 TOYS = {

@@ -14,9 +14,9 @@ from draftrt.export.draft_graph import write_draft_graph
 from draftrt.export.models.outputs import EXTRA_OUTPUTS
 from draftrt.export.models.signature import round_feeds
 from draftrt.export.options import ExportOptions
-from draftrt.validate.golden import case_target
-from draftrt.validate.records import read_case
-from draftrt.validate.taps import add_taps
+from draftrt.validate.parity.inner_outputs import add_taps
+from draftrt.validate.records.cases import read_case
+from draftrt.validate.records.golden import case_target
 
 ort = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.parity

@@ -26,7 +26,7 @@ from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import open_graph
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.signature import cache_specs
-from draftrt.validate.toy_tokenizer import NUM_TOKENS, write_tokenizer
+from tests.toys.tokenizer import NUM_TOKENS, write_tokenizer
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.validate.toys import ToyTarget, write_target
+from tests.toys.toys import ToyTarget, write_target
 
 COLLECTED = """
 import atexit, gc

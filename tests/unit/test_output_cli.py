@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from draftrt.cli import group
 from draftrt.errors import DraftrtError
 from draftrt.output_cli import OutputFile, check_places, check_replaced, write_output
-from draftrt.validate import published_command, size_command
+from tests.size import published_command, size_command
 
 TRAJECTORIES = [
     *["validate", "record-trajectories", "no-drafter", "--target", "no-target"],

@@ -16,7 +16,7 @@ from draftrt.errors import BackendError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.packages import EXTRAS, absence, require
-from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
+from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
 
 # Runs commands in an interpreter that finds none of some packages; prints what each ends with.
 WITHOUT = """

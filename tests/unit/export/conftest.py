@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from draftrt.cli import group
 from draftrt.export.checkpoint.target import Target, read_target
-from draftrt.validate.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
 
 Draft = Callable[..., Path]
 Inspect = Callable[..., Result]

@@ -23,8 +23,8 @@ from draftrt.export.config.meaning import TOPICS
 from draftrt.export.config.reader import Facts
 from draftrt.export.models.shapes import tensor_shapes
 from draftrt.spec import Backbone
-from draftrt.validate.toy_formats import drafter_arrays, drafter_config
-from draftrt.validate.toys import Kind, ToyDrafter, write_drafter
+from tests.toys.formats import drafter_arrays, drafter_config
+from tests.toys.toys import Kind, ToyDrafter, write_drafter
 from tests.unit.export.published import ROWS as PUBLISHED
 from tests.unit.export.support_rows import GOLDEN, REFUSED, UNTRIED
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from draftrt.validate.toy_formats import drafter_config
-from draftrt.validate.toys import REMOVED, ToyDrafter
+from tests.toys.formats import drafter_config
+from tests.toys.toys import REMOVED, ToyDrafter
 from tests.unit.export.right_answer_rows import (
     BODY,
     DFLASH2,

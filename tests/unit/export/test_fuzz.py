@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from draftrt.export.checkpoint.target import Target
-from draftrt.validate.toys import Kind
+from tests.toys.toys import Kind
 from tests.unit.export.fuzz import DEEP, as_text, check, nested_text
 
 ROUNDS = 80  # of each kind

@@ -11,7 +11,7 @@ import pytest
 
 from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.checkpoint.target import Target
-from draftrt.validate.toys import Kind, ToyDrafter, write_drafter
+from tests.toys.toys import Kind, ToyDrafter, write_drafter
 from tests.unit.export.test_right_answers import rounds_of
 
 ZLAB, DFLASH2, DSPARK = Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2, Kind.DEEPSPEC_DSPARK

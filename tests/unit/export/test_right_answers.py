@@ -22,8 +22,8 @@ from draftrt.export.models.outputs import EXTRA_OUTPUTS
 from draftrt.export.models.signature import round_feeds
 from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import DrafterSpec, Precision
-from draftrt.validate.toy_formats import drafter_arrays
-from draftrt.validate.toys import ToyDrafter, write_drafter
+from tests.toys.formats import drafter_arrays
+from tests.toys.toys import ToyDrafter, write_drafter
 from tests.unit.export.right_answer_rows import TENSOR_ROWS, TOLERANCE, Same
 from tests.unit.export.right_answer_rows_config import CONFIG_ROWS
 

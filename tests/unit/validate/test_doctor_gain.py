@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from draftrt.validate import doctor_trial
-from draftrt.validate.doctor import DoctorOptions, _examined
-from draftrt.validate.doctor_recording import Text
-from draftrt.validate.doctor_statistics import paired
-from draftrt.validate.doctor_suspects import Suspect
-from draftrt.validate.doctor_trial import MIN_GAIN, Case, _judged, _Trial, try_suspects
+from draftrt.validate.doctor import trial as doctor_trial
+from draftrt.validate.doctor.examine import DoctorOptions, _examined
+from draftrt.validate.doctor.recording import Text
+from draftrt.validate.doctor.statistics import paired
+from draftrt.validate.doctor.suspects import Suspect
+from draftrt.validate.doctor.trial import MIN_GAIN, Case, _judged, _Trial, try_suspects
 
 ROUNDS = 4000
 BASE = [[1] * ROUNDS]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.validate.compare import compare_values
-from draftrt.validate.judge import Judge
+from draftrt.validate.compare.arrays import compare_values
+from draftrt.validate.compare.measures import Judge
+from draftrt.validate.compare.verdicts import Verdicts
 from draftrt.validate.tolerances import (
     FP16_AGAINST_FP32,
     GOLDEN_ATOL,
@@ -20,7 +21,6 @@ from draftrt.validate.tolerances import (
     Limit,
     golden_limit,
 )
-from draftrt.validate.verdicts import Verdicts
 
 ALL = list(dict.fromkeys([*LIMITS.values(), FP16_AGAINST_FP32]))
 VALUE_LIMITS = [limit for limit in ALL if limit.atol or limit.rtol]

@@ -22,7 +22,7 @@ from draftrt.export.models.signature import draft_signature, round_feeds
 from draftrt.export.options import ExportOptions
 from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import Precision, VocabMap
-from draftrt.validate.toys import Kind, ToyDrafter, write_drafter
+from tests.toys.toys import Kind, ToyDrafter, write_drafter
 
 CONTEXT = 32
 TOYS: dict[str, ToyDrafter] = {

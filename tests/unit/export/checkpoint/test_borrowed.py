@@ -18,10 +18,10 @@ from safetensors.numpy import load_file
 from draftrt.cli import group
 from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
 from draftrt.export.checkpoint.target import read_target
-from draftrt.validate.toy_formats import drafter_arrays
-from draftrt.validate.toys import REMOVED, Kind, ToyDrafter, write_drafter, write_target
 from tests.parity.slow_drafter import Meaning, Rule, SlowDrafter
 from tests.parity.slow_rope import SlowRope
+from tests.toys.formats import drafter_arrays
+from tests.toys.toys import REMOVED, Kind, ToyDrafter, write_drafter, write_target
 from tests.unit.export.test_right_answers import CONTEXT
 
 ZLAB, DFLASH2, DSPARK = Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2, Kind.DEEPSPEC_DSPARK

@@ -20,7 +20,7 @@ from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.weights.tensors import target_tensors
 from draftrt.spec import DecoderSpec, Precision
-from draftrt.validate.toy_tokenizer import NUM_TOKENS, write_tokenizer
+from tests.toys.tokenizer import NUM_TOKENS, write_tokenizer
 
 transformers = pytest.importorskip("transformers")
 

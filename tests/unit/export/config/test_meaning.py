@@ -11,7 +11,7 @@ from click.testing import Result
 
 from draftrt.export.config.harmless import GROUPS, HARMLESS
 from draftrt.export.config.meaning import meaning_of
-from draftrt.validate.toys import Kind
+from tests.toys.toys import Kind
 
 DECISIVE: dict[str, Any] = {
     "dflash_config.query_two_predicts_next": True,

@@ -60,7 +60,7 @@ class Drawn:
         from draftrt.export.models.signature import round_feeds
         from draftrt.export.weights.tensors import draft_tensors
         from draftrt.spec import Precision
-        from draftrt.validate.toys import Kind, ToyDrafter, write_drafter, write_target
+        from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
 
         toy = dict(TOYS[name])
         drafter = ToyDrafter(**toy | {"kind": Kind(toy["kind"]), "num_layers": 1})

@@ -1,0 +1,1 @@
+"""`bench`: what speculation gains on this machine."""

@@ -1,0 +1,115 @@
+"""``draftrt bench``: speculation against plain decoding, on one machine and in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from draftrt.backends import BACKENDS
+from draftrt.bundle import Verify
+from draftrt.output_cli import OutputFile, check_places, write_output
+from draftrt.printable import printable
+from draftrt.runtime.decoding.options import MOST_THREADS, SCHEDULES, ScheduleKind
+from draftrt.runtime.load import PORTS
+from draftrt.runtime.prompt_options import FILE_HELP, form_options
+from draftrt.runtime.prompts import Form
+from draftrt.validate.bench.bench_picture import to_svg
+from draftrt.validate.bench.run import Settings, run_bench
+from draftrt.verify_cli import no_verify_option
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help=f"{FILE_HELP}  [default: a few built-in ones]",
+)
+@form_options
+@click.option(
+    "--num-prompts", type=click.IntRange(1), default=8, show_default=True, help="Take the first N."
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Of each prompt."
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Decode each N times."
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, MOST_THREADS),
+    default=1,
+    show_default=True,
+    help="Threads of each model.",
+)
+@click.option("--target", type=click.Path(path_type=Path), help="Target's Hugging Face folder.")
+@click.option("--target-port", type=click.Choice(PORTS), help="As in draftrt run.")
+@click.option("--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--schedule", type=click.Choice(SCHEDULES), default="all", show_default=True)
+@click.option(
+    "--rivals", is_flag=True, help="Time transformers and z-lab's loop too, where installed."
+)
+@click.option("--draft", type=click.Path(path_type=Path), help="Drafter's checkpoint, for z-lab's.")
+@click.option(
+    "--calibrate", is_flag=True, help="Keep the costs in the bundle, for run --schedule survival."
+)
+@no_verify_option
+@click.option("--json", "json_file", type=OutputFile(), help="Write the figures.")
+@click.option("--svg", "svg_file", type=OutputFile(), help="Write a picture.")
+def bench(
+    bundle: Path,
+    prompts: Path | None,
+    form: Form,
+    num_prompts: int,
+    max_tokens: int,
+    repeats: int,
+    threads: int,
+    target: Path | None,
+    target_port: str | None,
+    backend: str,
+    device: str,
+    schedule: ScheduleKind,
+    rivals: bool,
+    draft: Path | None,
+    calibrate: bool,
+    verify: Verify,
+    json_file: Path | None,
+    svg_file: Path | None,
+) -> None:
+    """Time the pair in BUNDLE with its drafter and without, greedily and without end tokens.
+
+    Prompts go through the target's chat template where its tokenizer has one.
+    Figures go to standard output, progress to standard error.
+    """
+    if draft is not None and not rivals:
+        raise click.UsageError("--draft goes with --rivals")
+    check_places(
+        {"--json": json_file, "--svg": svg_file}, inputs=(prompts, target, draft), bundle=bundle
+    )
+    settings = Settings(
+        bundle=bundle,
+        prompts=prompts,
+        form=form,
+        num_prompts=num_prompts,
+        max_tokens=max_tokens,
+        repeats=repeats,
+        schedule=schedule,
+        target=target,
+        target_port=target_port,
+        backend=backend,
+        device=device,
+        threads=threads,
+        rivals=rivals,
+        draft=draft,
+        calibrate=calibrate,
+        verify=verify,
+    )
+    found = run_bench(settings, lambda line: click.echo(printable(line), err=True))
+    click.echo(found.to_text())
+    if json_file is not None:
+        write_output(json_file, json.dumps(found.to_json(), indent=1) + "\n")
+    if svg_file is not None:
+        write_output(svg_file, to_svg(found))

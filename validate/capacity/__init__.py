@@ -1,0 +1,1 @@
+"""`plan`: what a pair takes and where it fits, before anything is exported."""

@@ -1,0 +1,223 @@
+"""What a pair takes before anything is made of it: memory here and on devices, disk, break-even."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftrt.bundle import MANIFEST, Bundle, Verify
+from draftrt.engines.devices import Device
+from draftrt.engines.memory import GraphMemory, bundle_memory, graph_memory, num_steps
+from draftrt.errors import SpecError
+from draftrt.export.check.memory import export_peak_bytes
+from draftrt.export.checkpoint.decoder import say_left_out
+from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
+from draftrt.export.checkpoint.safetensors import check_folder, read_headers
+from draftrt.export.checkpoint.target import read_target
+from draftrt.export.checkpoint.target_files import TOKENIZER_FILES
+from draftrt.export.config.ignored import of_draft
+from draftrt.export.models.signature import draft_signature
+from draftrt.export.models.target_signature import target_signature
+from draftrt.export.options import ExportOptions, max_context
+from draftrt.export.pipeline import check_quantised, choose_decoder
+from draftrt.export.weights.placement import place_draft, place_target
+from draftrt.export.weights.storage import PlacedWeights, WeightFiles
+from draftrt.export.weights.weight_slices import is_read_whole
+from draftrt.runtime.decoding.schedule import NOTE, Costs, read_costs
+from draftrt.spec import DecoderSpec
+from draftrt.validate.capacity.advice import modelled_costs
+from draftrt.validate.capacity.size_model import bundle_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPlan:
+    """What a pair takes.
+
+    Attributes:
+        name: of the drafter.
+        graphs: graph name to its memory.
+        num_draft_tokens: drafts a round; 0 without a drafter.
+        context: tokens the caches are counted for.
+        precision: of weights and caches.
+        bundle_bytes: size of the bundle without plans.
+        shared_bytes: of weights that two graphs of the bundle use and that are stored once.
+        export_peak_bytes: peak memory of the export, predicted; None for a bundle that is there.
+        remark: what is left out.
+        costs: ways to run the pair to their measured costs.
+    """
+
+    name: str
+    graphs: Mapping[str, GraphMemory]
+    num_draft_tokens: int
+    context: int
+    precision: str
+    bundle_bytes: int
+    shared_bytes: int
+    export_peak_bytes: int | None
+    remark: str
+    costs: Mapping[str, Costs]
+
+    def device_bytes(self) -> int:
+        """Return what all graphs take on a device together."""
+        return sum(graph.device for graph in self.graphs.values())
+
+    def modelled(self, device: Device) -> Costs | None:
+        """Return costs modelled for a device; None without both graphs."""
+        if not {"draft", "target"} <= set(self.graphs):
+            return None
+        target, draft = (self.graphs[name] for name in ("target", "draft"))
+        return modelled_costs(
+            target_bytes=target.read + target.caches,
+            draft_bytes=draft.read + draft.caches,
+            bandwidth=device.bandwidth,
+            context=self.context,
+        )
+
+
+def plan_pair(
+    draft: Path,
+    target: Path | None,
+    options: ExportOptions,
+    context: int | None = None,
+    *,
+    verify: Verify = Verify.REMEMBERED,
+) -> PairPlan:
+    """Plan a pair from its checkpoints, or a bundle that is there.
+
+    Args:
+        draft: drafter checkpoint, or a bundle.
+        target: target checkpoint; None with a bundle.
+        options: how it would be exported.
+        context: tokens the caches are counted for; None: all rows of the caches.
+        verify: how much of a bundle's content is read.
+
+    Raises:
+        SpecError: a checkpoint without a target, or a bundle with one; more context than rows.
+        DraftrtError: whatever an export would refuse before any work.
+    """
+    if (draft / MANIFEST).is_file():
+        if target is not None:
+            raise SpecError(f"{draft} is a bundle and has its target", hint="leave out --target")
+        return _plan_bundle(Bundle.open(draft, verify=verify), context)
+    check_folder(draft)
+    if target is None:
+        raise SpecError(
+            f"{draft}: no target given", hint="pass --target, or a bundle in place of the drafter"
+        )
+    return _plan_checkpoints(draft, target, options, context)
+
+
+def _plan_bundle(bundle: Bundle, context: int | None) -> PairPlan:
+    manifest = bundle.manifest
+    entry = next(iter(manifest.graphs.values()))
+    rows = entry.max_context
+    _check_context(context, rows, "export the bundle again with a larger --max-context")
+    noted = manifest.notes.get(NOTE, {})
+    names = noted if isinstance(noted, dict) else {}
+    found = {name: read_costs(manifest.notes, name) for name in names}
+    spec = manifest.drafter
+    return PairPlan(
+        name=bundle.path.name,
+        graphs=bundle_memory(bundle, context),
+        num_draft_tokens=0 if spec is None else spec.num_draft_tokens,
+        context=context or rows,
+        precision=entry.precision.value,
+        bundle_bytes=sum(file.bytes for file in manifest.files.values()),
+        shared_bytes=0,
+        export_peak_bytes=None,
+        remark="" if "target" in manifest.graphs else "the bundle holds no target graph",
+        costs={name: costs for name, costs in found.items() if costs is not None},
+    )
+
+
+def _plan_checkpoints(
+    draft: Path, target: Path, options: ExportOptions, context: int | None
+) -> PairPlan:
+    model = read_target(target, draft=draft)
+    loaded = load_drafter(
+        draft,
+        model,
+        sample_from_anchor=options.sample_from_anchor,
+        family=options.family,
+        ignore_keys=of_draft(options.ignore_keys),
+    )
+    decoder, left_out = choose_decoder(model, options, is_alone=False)
+    remark = "" if left_out is None else say_left_out(left_out)
+    if options.target_graph is False:
+        remark = "the target is not exported"
+    check_quantised(options, has_draft=True, has_target=decoder is not None)
+    rows = max_context(options, loaded.spec, decoder)
+    _check_context(context, rows, f"pass --max-context {context} too")
+    files = WeightFiles(target, options.weights)
+    placed = {"draft": place_draft(loaded, options, rows, files)}
+    if decoder is not None:
+        placed["target"] = place_target(decoder, target, options, rows, files)
+    graphs = _graphs(loaded, decoder, placed, options, rows, context)
+    full = _graphs(loaded, decoder, placed, options, rows, None)
+    own = files.progress.total + sum(weights.quantised_bytes() for weights in placed.values())
+    layers = [loaded.spec.num_layers] + ([] if decoder is None else [decoder.num_layers])
+    tokenizer = sum(
+        (target / name).stat().st_size for name in TOKENIZER_FILES if (target / name).is_file()
+    )
+    if decoder is None:
+        stored = sum(ref.num_bytes for ref in read_headers(target).values())
+        remark += f" (its checkpoint has {stored / 1e9:.1f} GB)"
+    return PairPlan(
+        name=draft.resolve().name,
+        graphs=graphs,
+        num_draft_tokens=loaded.spec.num_draft_tokens,
+        context=context or rows,
+        precision=options.precision.value,
+        bundle_bytes=bundle_bytes(own, layers, tokenizer),
+        shared_bytes=sum(weights.borrowed_bytes() for weights in placed.values()),
+        export_peak_bytes=export_peak_bytes(placed, {n: one.caches for n, one in full.items()}),
+        remark=remark,
+        costs={},
+    )
+
+
+def _check_context(context: int | None, rows: int, hint: str) -> None:
+    if context is not None and context > rows:
+        raise SpecError(
+            f"--context: got {context} tokens, expected at most the {rows} rows of each cache",
+            hint=hint,
+        )
+
+
+def _graphs(
+    loaded: LoadedDrafter,
+    decoder: DecoderSpec | None,
+    placed: Mapping[str, PlacedWeights],
+    options: ExportOptions,
+    rows: int,
+    context: int | None,
+) -> dict[str, GraphMemory]:
+    signatures = {
+        "draft": draft_signature(
+            loaded.spec,
+            options.precision,
+            rows,
+            options.extra_outputs,
+            is_sampled=options.sampled,
+        )
+    }
+    if decoder is not None:
+        taps = loaded.spec.target_layer_ids
+        signatures["target"] = target_signature(decoder, taps, options.precision, rows)
+    return {
+        name: graph_memory(
+            weights.num_bytes(),
+            weights.num_bytes(is_read_whole),
+            signatures[name],
+            rows,
+            context,
+            num_steps(loaded.spec) if name == "draft" else 0,
+        )
+        for name, weights in placed.items()
+    }
+
+
+def fitting(plan: PairPlan, devices: Iterable[Device]) -> dict[str, bool]:
+    """Return device name to whether the pair fits there."""
+    return {device.name: plan.device_bytes() <= device.usable_bytes for device in devices}

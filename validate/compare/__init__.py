@@ -1,0 +1,1 @@
+"""What "the same" means: arrays, ties, measures, and a checkpoint's own tensors."""

@@ -1,0 +1,1 @@
+"""`doctor`: why drafts are not accepted."""

@@ -1,0 +1,1 @@
+"""`engine`: export, build, check and try a pair in one command."""

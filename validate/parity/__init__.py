@@ -1,0 +1,1 @@
+"""`validate parity` and `validate ranges`: every graph against the module."""

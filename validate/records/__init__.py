@@ -1,0 +1,1 @@
+"""Recorded cases: golden drafts, trajectories, the matrix of all of them."""

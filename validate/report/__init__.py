@@ -1,0 +1,1 @@
+"""`report`: one HTML file about a bundle."""

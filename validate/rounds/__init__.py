@@ -1,0 +1,1 @@
+"""Which rounds are drafted for a comparison, and by what."""
