@@ -22,8 +22,8 @@ from draftrt.bundle_files import (
     remember_written,
     size_problems,
 )
-from draftrt.durable import NO_ROOM, sync_folder, sync_tree, write_atomically
 from draftrt.errors import BundleError
+from draftrt.files import NO_ROOM, sync_folder, sync_tree, write_atomically
 from draftrt.hashing import sha256_of
 from draftrt.interrupts import whole
 from draftrt.manifest import LINKED, FileEntry, GraphEntry, LinkEntry, Manifest, PlanEntry

@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "build": ("draftrt.engines.cli", "build", "Build a TensorRT plan from a bundle."),
     "verify": (
-        "draftrt.verify_command",
+        "draftrt.verify",
         "verify",
         "Compare every file of a bundle with its manifest.",
     ),

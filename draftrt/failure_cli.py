@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 import click
 
-from draftrt.durable import NO_ROOM
 from draftrt.errors import DraftrtError
+from draftrt.files import NO_ROOM
 from draftrt.packages import absence_in
 from draftrt.printable import printable
 

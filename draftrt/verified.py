@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from draftrt.durable import write_atomically
 from draftrt.errors import BundleError
+from draftrt.files import write_atomically
 from draftrt.json_file import read_object
 
 _told: set[Path] = set()

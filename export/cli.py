@@ -6,16 +6,16 @@ from pathlib import Path
 
 import click
 
+from draftrt.cli_options import OutputFolder, check_replaced
 from draftrt.export.config.ignored import of_draft
 from draftrt.export.models.outputs import EXTRA_OUTPUTS
 from draftrt.export.options import DEFAULT_CONTEXT, MOST_CONTEXT, ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.profile import Profile
 from draftrt.export.progress import ProgressBar
 from draftrt.export.weights.places import WeightMode
 from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.ignore_cli import ignore_key_option
-from draftrt.output_cli import OutputFolder, check_replaced
+from draftrt.profile import Profile
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option
 from draftrt.spec import Precision

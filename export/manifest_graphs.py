@@ -21,12 +21,12 @@ from draftrt.export.graph.quantize import quantize_graph
 from draftrt.export.models.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
 from draftrt.export.models.rope_shapes import rope_of
 from draftrt.export.models.signature import CAPACITY
-from draftrt.export.onnx_file import read_onnx
 from draftrt.export.options import ExportOptions
-from draftrt.export.profile import Profile
 from draftrt.export.target_graph import record_target
 from draftrt.export.weights.places import Place, QuantizedWeight
 from draftrt.export.weights.tensors import GraphTensor
+from draftrt.onnx_file import read_onnx
+from draftrt.profile import Profile
 from draftrt.provenance import tool_versions
 from draftrt.quantization import DRAFT
 from draftrt.spec import DecoderSpec, DrafterSpec, RopeSpec

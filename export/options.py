@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from draftrt.export.profile import Profile
 from draftrt.export.weights.places import WeightMode
+from draftrt.profile import Profile
 from draftrt.quantization import Quantization
 from draftrt.spec import DecoderSpec, DrafterSpec, Family, Precision
 

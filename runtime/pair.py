@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.closing import Closing
 from draftrt.errors import OptionError
+from draftrt.lifecycle import Closing
 from draftrt.runtime.chat import ChatTemplate, Message
 from draftrt.runtime.decoding.drafter import Drafter
 from draftrt.runtime.decoding.loop import Decoder

@@ -12,11 +12,11 @@ import click
 
 from draftrt.backends import BACKENDS, ONNXRUNTIME
 from draftrt.number_cli import FiniteRange
+from draftrt.rounds_cli import rounds_option
 from draftrt.validate.bisect.cli import bisect
 from draftrt.validate.parity.cli import ranges
 from draftrt.validate.records.cli import record, record_trajectories
 from draftrt.validate.records.matrix_command import matrix
-from draftrt.validate.rounds_cli import rounds_option
 
 FOLDER = click.Path(path_type=Path)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from draftrt.export.models.drafter import Drafter, SampledDrafter
-from draftrt.export.profile import Profile
 from draftrt.export.weights.tensors import GraphTensor
+from draftrt.profile import Profile
 from draftrt.spec import DrafterSpec, Precision
 
 

@@ -22,10 +22,10 @@ from draftrt.export.check.linked_file import checkable
 from draftrt.export.graph.float32 import widened, write_float32_twin
 from draftrt.export.models.drafter import Drafter
 from draftrt.export.models.signature import round_feeds, walk_to_compare
-from draftrt.export.profile import Profile
 from draftrt.export.weights.overflow import is_finite, overflow_in
 from draftrt.export.weights.tensors import GraphTensor
-from draftrt.onnx_runtime import load_onnxruntime
+from draftrt.onnx_session import load_onnxruntime
+from draftrt.profile import Profile
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec, Precision
 

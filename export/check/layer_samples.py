@@ -19,7 +19,7 @@ from draftrt.export.check.extent import Rows, row_blocks
 from draftrt.export.check.one_layer import write_one_layer
 from draftrt.export.check.onnx_file import check_weights
 from draftrt.export.weights.tensors import GraphTensor
-from draftrt.onnx_runtime import load_onnxruntime
+from draftrt.onnx_session import load_onnxruntime
 from draftrt.spec import Precision
 
 SPARE_ROWS = 64

@@ -16,9 +16,9 @@ from draftrt.export.models.drafter import Drafter
 from draftrt.export.models.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
 from draftrt.export.models.rope_shapes import rope_of
 from draftrt.export.models.shapes import tensor_shapes
-from draftrt.export.profile import Profile
 from draftrt.export.weights.quantized import QuantizedRef
 from draftrt.export.weights.tensors import GraphTensor, graph_dtype, rope_tensors
+from draftrt.profile import Profile
 from draftrt.quantization import DRAFT, TARGET, describe, part_of
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision
 

@@ -29,9 +29,9 @@ from draftrt.export.graph.layers import state_name
 from draftrt.export.models.decoder import Decoder
 from draftrt.export.models.decoder_shapes import decoder_shapes
 from draftrt.export.models.rope_shapes import PREFIX as ROPE
-from draftrt.export.profile import Profile
 from draftrt.export.weights.overflow import is_finite, overflow_in
 from draftrt.export.weights.tensors import HEAD, TABLE, GraphTensor
+from draftrt.profile import Profile
 from draftrt.spec import DecoderSpec, Precision
 
 

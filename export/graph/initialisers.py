@@ -17,9 +17,9 @@ from draftrt.dtypes import BY_NAME, FLOATS
 from draftrt.errors import BundleError
 from draftrt.export.checkpoint.tensors import TensorRef, from_tensor
 from draftrt.export.graph.quantize import CODES, SCALES
-from draftrt.export.onnx_file import read_onnx
 from draftrt.export.weights.quantized import QuantizedRef
 from draftrt.export.weights.tensors import GraphTensor
+from draftrt.onnx_file import read_onnx
 from draftrt.quantization import HEAD, TABLES, Scheme
 
 DAMAGED = "the file may be damaged: restore it, or export again"

@@ -13,7 +13,7 @@ from draftrt.export.models.attention import View, mask_of
 from draftrt.export.models.mlp import gated_mlp
 from draftrt.export.models.rope_shapes import rope_of
 from draftrt.export.models.weights import Root, Weights, register
-from draftrt.export.profile import Profile
+from draftrt.profile import Profile
 from draftrt.spec import DecoderSpec, LayerSpec
 
 

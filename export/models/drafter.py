@@ -14,7 +14,7 @@ from draftrt.export.models.families import BACKBONES, FAMILIES
 from draftrt.export.models.heads import Noise, Yield, to_target_ids
 from draftrt.export.models.outputs import SAMPLED_INPUTS, output_names
 from draftrt.export.models.weights import Root, register
-from draftrt.export.profile import Profile
+from draftrt.profile import Profile
 from draftrt.spec import DrafterSpec
 
 

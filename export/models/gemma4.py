@@ -14,7 +14,7 @@ from draftrt.export.models.attention import View
 from draftrt.export.models.mlp import gated_mlp
 from draftrt.export.models.qwen3 import attend_with_cache
 from draftrt.export.models.weights import Weights
-from draftrt.export.profile import Profile
+from draftrt.profile import Profile
 from draftrt.spec import DrafterSpec, LayerSpec
 
 

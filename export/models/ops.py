@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftrt.export.profile import Profile
 from draftrt.export.tracing.recorder import current
+from draftrt.profile import Profile
 
 FP16_ROOM = 32.0  # the product of a weight row whose magnitudes sum to 2000 still fits
 

@@ -15,7 +15,7 @@ from draftrt.export.models.attention import View
 from draftrt.export.models.conv import convolve, kernels
 from draftrt.export.models.mlp import gated_mlp
 from draftrt.export.models.weights import Weights
-from draftrt.export.profile import Profile
+from draftrt.profile import Profile
 from draftrt.spec import DrafterSpec, LayerSpec
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from draftrt.errors import ExportError
 from draftrt.export.models.signature import LARGEST_BLOCK
-from draftrt.export.profile import Profile
 from draftrt.export.tracing.operators import FORMS
 from draftrt.export.tracing.recorder import Recorder, constant_proto, onnx_type
+from draftrt.profile import Profile
 from draftrt.signature import Signature
 
 IR_VERSION = 10

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from draftrt.closing import Closing
-from draftrt.durable import start_writeback
 from draftrt.errors import CheckpointError
+from draftrt.files import start_writeback
+from draftrt.lifecycle import Closing
 from draftrt.manifest import FileEntry
 
 WINDOW_BYTES = 1 << 25

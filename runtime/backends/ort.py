@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.closing import Closing
 from draftrt.errors import BackendError, BundleError
-from draftrt.onnx_runtime import load_onnxruntime
+from draftrt.lifecycle import Closing
+from draftrt.onnx_session import load_onnxruntime
 from draftrt.runtime.backends.base import Arrays, fed_signature
 from draftrt.signature import Signature, cache_specs, check_feeds
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from draftrt.closing import Closing
 from draftrt.errors import BackendError
+from draftrt.lifecycle import Closing
 from draftrt.runtime.backends.base import Arrays, fed_signature
 from draftrt.runtime.backends.cuda import Cuda
 from draftrt.runtime.backends.trt_buffers import Buffers

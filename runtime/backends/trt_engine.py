@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from draftrt.dtypes import BY_NAME
-from draftrt.durable import write_atomically
 from draftrt.errors import BackendError, BundleError
+from draftrt.files import write_atomically
 from draftrt.runtime.backends.base import fed_signature
 from draftrt.signature import DimRange, Signature, TensorSpec
 

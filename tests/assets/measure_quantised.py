@@ -27,10 +27,10 @@ from draftrt.runtime.load import load
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.prompts import Form, asked
 from draftrt.spec import Precision
+from draftrt.tolerances import IDS
 from draftrt.validate.parity.parity import ParityReport, check_parity
 from draftrt.validate.rounds.feature_rounds import encode_prompts, real_rounds
 from draftrt.validate.rounds.module import ReferenceRounds
-from draftrt.validate.tolerances import IDS
 
 HERE = Path(__file__).resolve().parent
 COUNT = 96

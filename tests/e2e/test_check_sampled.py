@@ -285,8 +285,8 @@ def test_a_target_is_checked_by_samples_and_its_features_by_their_places(folder:
     from draftrt.export.check.target import check_target, check_target_sampled
     from draftrt.export.checkpoint.decoder import read_decoder
     from draftrt.export.checkpoint.target import read_target
-    from draftrt.export.profile import Profile
     from draftrt.export.weights.tensors import GraphTensor, target_tensors
+    from draftrt.profile import Profile
 
     path = folder / "bundle" / "target.onnx"
     bundle = Bundle.open(folder / "bundle")

@@ -14,7 +14,7 @@ from draftrt.bundle import Bundle
 from draftrt.errors import BackendError, FeedError
 from draftrt.export.models.signature import round_feeds
 from draftrt.export.options import ExportOptions
-from draftrt.export.profile import Profile
+from draftrt.profile import Profile
 from draftrt.runtime.backends.plans import open_plan
 from draftrt.runtime.backends.trt import TrtSession
 from draftrt.runtime.decoding.drafter import Drafter
@@ -198,7 +198,7 @@ def test_plans_that_do_not_fit_the_gpu_or_the_feeds_are_refused(
 def test_a_plan_does_what_its_module_does(
     name: str, precision: Precision, pair_bundle: PairBundle, gpu: Any
 ) -> None:
-    """The limits of GPUs in validate/tolerances.py are argued, not measured: this measures them."""
+    """The limits of GPUs in draftrt/tolerances.py are argued, not measured: this measures them."""
     options = ExportOptions(max_context=256, precision=precision, extra_outputs=("logits",))
     found = check_parity(pair_bundle(name, options), backend=gpu.backend.value)
     assert found.is_same, "\n".join(as_text(found))

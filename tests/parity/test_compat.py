@@ -11,7 +11,7 @@ import pytest
 from draftrt.bundle import Bundle
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.profile import Profile
+from draftrt.profile import Profile
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.targets.graph import GraphTarget

@@ -15,7 +15,7 @@ from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.checkpoint.target import Target
 from draftrt.export.draft_graph import write_draft_graph
 from draftrt.export.options import ExportOptions
-from draftrt.export.profile import Profile
+from draftrt.profile import Profile
 from tests.parity.family_checkpoints import make_case
 from tests.parity.family_rounds import OUTPUTS, compare_rounds
 from tests.parity.family_rows import Row

@@ -9,7 +9,7 @@ import pytest
 from draftrt.export.check import extent
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.profile import Profile
+from draftrt.profile import Profile
 from draftrt.spec import Precision
 from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from draftrt.cli_options import OutputFolder
 from draftrt.failure_cli import Ending
-from draftrt.output_cli import OutputFolder
 from tests.size.published import write_system
 from tests.size.systems import SYSTEMS
 

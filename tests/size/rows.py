@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from draftrt.durable import sync
 from draftrt.errors import BackendError
+from draftrt.files import sync
 from tests.size.published import write_system
 
 GB = 10**9

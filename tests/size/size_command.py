@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from draftrt.cli_options import OutputFile, OutputFolder, write_output
 from draftrt.codec import to_json
 from draftrt.failure_cli import Ending
-from draftrt.output_cli import OutputFile, OutputFolder, write_output
 from draftrt.provenance import command_line, now, tool_versions
 from tests.size.rows import GB, Row
 from tests.size.run import GROUPS, run_rows

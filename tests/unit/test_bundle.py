@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from draftrt.bundle import MANIFEST, Bundle, new_bundle
-from draftrt.durable import write_atomically
 from draftrt.errors import BundleError
+from draftrt.files import write_atomically
 
 
 def interrupted(bundle: Path, file: Path | None = None) -> None:

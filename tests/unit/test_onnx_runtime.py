@@ -16,7 +16,7 @@ RUN = """
 import sys
 import numpy as np
 from onnx import TensorProto, helper
-from draftrt.onnx_runtime import load_onnxruntime
+from draftrt.onnx_session import load_onnxruntime
 runtime = load_onnxruntime()
 value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
 graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", value[:1], value[1:])
@@ -43,4 +43,4 @@ def test_onnx_runtime_is_imported_in_one_place(root: Path) -> None:
         for one in imports_of(path.read_text(encoding="utf-8"))
         if one.module.partition(".")[0] == "onnxruntime"
     }
-    assert found == {"draftrt/onnx_runtime.py"}
+    assert found == {"draftrt/onnx_session.py"}

@@ -9,7 +9,7 @@ import click
 
 from draftrt.backends import BACKENDS
 from draftrt.bundle import Verify
-from draftrt.output_cli import OutputFile, check_places, write_output
+from draftrt.cli_options import OutputFile, check_places, write_output
 from draftrt.printable import printable
 from draftrt.runtime.decoding.options import MOST_THREADS, SCHEDULES, ScheduleKind
 from draftrt.runtime.load import PORTS

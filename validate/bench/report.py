@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftrt.machine import Machine
 from draftrt.printable import printable
 from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Stats
-from draftrt.runtime.machine import Machine
 from draftrt.validate.bench.measure import SPECULATIVE, Summary
 
 

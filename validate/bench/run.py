@@ -12,10 +12,10 @@ from pathlib import Path
 from draftrt import __version__
 from draftrt.bundle import ELSEWHERE, Bundle, Verify
 from draftrt.errors import BundleError
+from draftrt.machine import peak_memory_bytes, this_machine
 from draftrt.runtime.decoding.options import DecodeOptions, ScheduleKind
 from draftrt.runtime.decoding.schedule import write_costs
 from draftrt.runtime.load import load
-from draftrt.runtime.machine import peak_memory_bytes, this_machine
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.prompt_files import read_prompts
 from draftrt.runtime.prompts import Form, Request, room_problem

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from draftrt.validate.rounds_cli import rounds_option
+from draftrt.rounds_cli import rounds_option
 
 FOLDER = click.Path(path_type=Path)
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.tolerances import Limit
 from draftrt.validate.bisect.graph import Value
 from draftrt.validate.bisect.module import CHOICE, INTO, KEYS, MASK, OUT, VALUES, Place
 from draftrt.validate.bisect.rounds import ReferenceRound
-from draftrt.validate.tolerances import Limit
 
 CANDIDATES = Place("candidate_selector.successor_codebook.weight", 0, INTO)
 

@@ -46,7 +46,7 @@ class Graph:
     """
 
     def __init__(self, path: Path) -> None:
-        from draftrt.export.onnx_file import read_onnx
+        from draftrt.onnx_file import read_onnx
 
         self.path = path
         self.model = read_onnx(path)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.manifest import GraphEntry
-from draftrt.onnx_runtime import load_onnxruntime, point_to_weights
+from draftrt.onnx_session import load_onnxruntime, point_to_weights
 from draftrt.runtime.backends.ort import AS_WRITTEN, QUANTISED_PRODUCTS
 from draftrt.spec import Precision
 from draftrt.validate.bisect.graph import Graph

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from draftrt.spec import DrafterSpec, Precision
+from draftrt.tolerances import Limit, limit_of
 from draftrt.validate.bisect.explain import Evidence, explain
 from draftrt.validate.bisect.gaps import Gap, gap_at, is_tie
 from draftrt.validate.bisect.graph import Graph, Value
 from draftrt.validate.bisect.module import INTO, KEYS, VALUES, Place
 from draftrt.validate.bisect.rounds import Arrays, MarkedGraph, ReferenceRound
-from draftrt.validate.tolerances import Limit, limit_of
 
 if TYPE_CHECKING:
     from draftrt.export.graph.differences import NodeDifference

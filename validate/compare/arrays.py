@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.validate.tolerances import Limit
+from draftrt.tolerances import Limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

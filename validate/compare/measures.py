@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.tolerances import IDS, Limit
 from draftrt.validate.compare.arrays import Finding, compare_ids, compare_values
 from draftrt.validate.compare.verdicts import Measure, Verdicts
-from draftrt.validate.tolerances import IDS, Limit
 
 ROW_OUTPUTS = (
     "draft_ids",

@@ -1,6 +1,6 @@
 """What a difference means to a decoder: choices, distributions, direction and size of vectors.
 
-Counted over all rounds that are compared; the limits are those of `draftrt.validate.tolerances`.
+Counted over all rounds that are compared; the limits are those of `draftrt.tolerances`.
 Knows arrays, not what made them.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.validate.tolerances import LOGITS, Limit
+from draftrt.tolerances import LOGITS, Limit
 
 TOP = 10
 CONFIDENCE = "confidence"

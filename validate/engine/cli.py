@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
+from draftrt.cli_options import OutputFolder, check_replaced
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.cli import parse_sms
 from draftrt.engines.pair import ALL, GRAPHS
 from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.ignore_cli import ignore_key_option
-from draftrt.output_cli import OutputFolder, check_replaced
 from draftrt.printable import printable
 from draftrt.quantization import Part, Scheme
 from draftrt.quantize_cli import quantize_option

@@ -9,10 +9,10 @@ import click
 
 from draftrt.number_cli import FiniteRange
 from draftrt.printable import printable
+from draftrt.rounds_cli import MOST_ROUNDS
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
-from draftrt.validate.rounds_cli import MOST_ROUNDS
-from draftrt.validate.tolerances import LARGEST_FEATURE
+from draftrt.tolerances import LARGEST_FEATURE
 
 FOLDER = click.Path(path_type=Path)
 

@@ -31,7 +31,7 @@ def add_taps(path: Path, spec: DrafterSpec) -> tuple[bytes, tuple[str, ...]]:
         the outputs added: ``hidden`` [1, n, H] and ``base_logits`` [1, n, W], both float32, those
         that the graph does not give already and whose weight is found in it.
     """
-    from draftrt.export.onnx_file import read_onnx
+    from draftrt.onnx_file import read_onnx
 
     model = read_onnx(path)
     graph = model.graph

@@ -21,6 +21,7 @@ from draftrt.bundle import Bundle, Verify
 from draftrt.errors import BackendError
 from draftrt.packages import require
 from draftrt.spec import Precision
+from draftrt.tolerances import INT8_KERNELS, Limit, limit_of
 from draftrt.validate.compare.arrays import Finding
 from draftrt.validate.compare.measures import Judge
 from draftrt.validate.compare.verdicts import Measure
@@ -34,7 +35,6 @@ from draftrt.validate.rounds.plan import (
     windows_of,
 )
 from draftrt.validate.rounds.runners import RoundRunner
-from draftrt.validate.tolerances import INT8_KERNELS, Limit, limit_of
 
 if TYPE_CHECKING:
     from draftrt.export.manifest_graphs import FileFindings

@@ -18,12 +18,12 @@ from draftrt.bundle import Bundle, Verify
 from draftrt.errors import UnsupportedError
 from draftrt.runtime.prompts import Form, Request
 from draftrt.spec import Precision
+from draftrt.tolerances import FP16_AGAINST_FP32, LARGEST_FEATURE
 from draftrt.validate.compare.arrays import Finding
 from draftrt.validate.compare.measures import Judge
 from draftrt.validate.rounds.feature_rounds import Feeds, encode_prompts, random_rounds, real_rounds
 from draftrt.validate.rounds.module import ReferenceRounds
 from draftrt.validate.rounds.plan import DEFAULT_ROUNDS
-from draftrt.validate.tolerances import FP16_AGAINST_FP32, LARGEST_FEATURE
 
 if TYPE_CHECKING:
     from draftrt.export.models.drafter import Drafter

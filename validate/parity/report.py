@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftrt.tolerances import CACHE, IDS
 from draftrt.validate.compare.arrays import Finding
 from draftrt.validate.compare.tables import limited, render
 from draftrt.validate.compare.verdicts import Measure
 from draftrt.validate.parity.parity import AS_RUN, REFERENCE, ParityReport
-from draftrt.validate.tolerances import CACHE, IDS
 
 MAX_DETAILS = 6
 

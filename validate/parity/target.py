@@ -86,7 +86,7 @@ def _computed(bundle: Bundle, file: str) -> list[str]:
     from draftrt.export.check.target import check_target, check_target_sampled
     from draftrt.export.graph.initialisers import as_stored
     from draftrt.export.manifest_graphs import taps_of
-    from draftrt.export.profile import Profile
+    from draftrt.profile import Profile
 
     entry, spec = bundle.graph(TARGET), decoder_of(bundle)
     own = bundle_tensors(bundle, TARGET, spec)

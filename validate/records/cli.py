@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from draftrt.cli_options import OutputFile, OutputFolder, check_places
 from draftrt.family_cli import alignment_option, family_option, stated_family
 from draftrt.number_cli import FiniteRange
-from draftrt.output_cli import OutputFile, OutputFolder, check_places
-from draftrt.validate.rounds_cli import MOST_ROUNDS
+from draftrt.rounds_cli import MOST_ROUNDS
 
 MOST_TOKENS = 1 << 14  # the drafter in PyTorch has caches for all of them
 FOLDER = click.Path(path_type=Path)

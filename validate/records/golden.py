@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from draftrt.backends import ONNXRUNTIME
 from draftrt.errors import DraftrtError
 from draftrt.spec import Precision, TargetSpec
+from draftrt.tolerances import Limit, golden_limit
 from draftrt.validate.compare.arrays import Finding
 from draftrt.validate.records.cases import GoldenCase, read_case
 from draftrt.validate.records.golden_rounds import (
@@ -23,7 +24,6 @@ from draftrt.validate.records.golden_rounds import (
     context_of,
     module_drafter,
 )
-from draftrt.validate.tolerances import Limit, golden_limit
 
 if TYPE_CHECKING:
     from draftrt.export.checkpoint.drafter import LoadedDrafter

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from draftrt.errors import SpecError
 from draftrt.spec import DrafterSpec, Precision
+from draftrt.tolerances import RECORD, Limit, limit_of
 from draftrt.validate.compare.arrays import Finding, compare_ids, compare_values
 from draftrt.validate.compare.measures import Judge
 from draftrt.validate.compare.verdicts import Measure
 from draftrt.validate.records.cases import ID_ARRAYS, CaseRound, GoldenCase
 from draftrt.validate.rounds.module import ReferenceRounds
-from draftrt.validate.tolerances import RECORD, Limit, limit_of
 
 if TYPE_CHECKING:
     from draftrt.export.checkpoint.drafter import LoadedDrafter

@@ -21,6 +21,7 @@ from draftrt.bundle import Bundle, Manifest, hash_files, write_manifest
 from draftrt.errors import DraftrtError
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import Precision
+from draftrt.tolerances import golden_limit
 from draftrt.validate.compare.arrays import Finding
 from draftrt.validate.compare.verdicts import Measure
 from draftrt.validate.parity.parity import ParityReport, check_parity
@@ -33,7 +34,6 @@ from draftrt.validate.records.golden_rounds import (
     drafter_of,
 )
 from draftrt.validate.rounds.plan import DEFAULT_ROUNDS
-from draftrt.validate.tolerances import golden_limit
 
 if TYPE_CHECKING:
     from draftrt.export.checkpoint.drafter import LoadedDrafter

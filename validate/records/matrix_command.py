@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from draftrt.export.options import MOST_CONTEXT
-from draftrt.validate.rounds_cli import rounds_option
+from draftrt.rounds_cli import rounds_option
 
 FOLDER = click.Path(path_type=Path)
 

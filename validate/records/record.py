@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from draftrt.bundle import new_bundle, sha256_of
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import DrafterSpec, TableSource
+from draftrt.tolerances import LOGITS
 from draftrt.validate.records.cases import ARRAYS_FILE, CASE_FILE, DRAFT_FOLDER, VERSION
 from draftrt.validate.records.files import RecordError
 from draftrt.validate.records.record_tables import table_hash
 from draftrt.validate.rounds.module_session import ModuleSession
 from draftrt.validate.rounds.plan import windows_of
-from draftrt.validate.tolerances import LOGITS
 
 if TYPE_CHECKING:
     from draftrt.export.checkpoint.drafter import LoadedDrafter

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftrt.durable import write_atomically
+from draftrt.files import write_atomically
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.spec import Family

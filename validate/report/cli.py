@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from draftrt.output_cli import OutputFile, check_places, write_output
+from draftrt.cli_options import OutputFile, check_places, write_output
 from draftrt.printable import printable
 from draftrt.runtime.prompt_options import form_options
 from draftrt.runtime.prompts import Form

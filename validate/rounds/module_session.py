@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from draftrt.closing import Closing
+from draftrt.lifecycle import Closing
 from draftrt.signature import Signature, check_feeds
 from draftrt.spec import Precision
 from draftrt.validate.rounds.module import ReferenceRounds

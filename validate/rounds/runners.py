@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.closing import Closing
 from draftrt.errors import BackendError
-from draftrt.onnx_runtime import load_onnxruntime, point_to_weights
+from draftrt.lifecycle import Closing
+from draftrt.onnx_session import load_onnxruntime, point_to_weights
 from draftrt.packages import require
 from draftrt.runtime.backends.base import GraphSession
 from draftrt.runtime.backends.ort import AS_WRITTEN, INT8, QUANTISED_PRODUCTS

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.closing import Closing
+from draftrt.lifecycle import Closing
 from draftrt.runtime.backends.base import Arrays, fed_signature
 from draftrt.runtime.targets.base import TargetRows
 from draftrt.signature import DimRange, Signature, TensorSpec, check_feeds

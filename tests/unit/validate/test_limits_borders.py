@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.validate.compare.arrays import compare_values
-from draftrt.validate.compare.measures import Judge
-from draftrt.validate.compare.verdicts import Verdicts
-from draftrt.validate.tolerances import (
+from draftrt.tolerances import (
     FP16_AGAINST_FP32,
     GOLDEN_ATOL,
     IDS,
@@ -21,6 +18,9 @@ from draftrt.validate.tolerances import (
     Limit,
     golden_limit,
 )
+from draftrt.validate.compare.arrays import compare_values
+from draftrt.validate.compare.measures import Judge
+from draftrt.validate.compare.verdicts import Verdicts
 
 ALL = list(dict.fromkeys([*LIMITS.values(), FP16_AGAINST_FP32]))
 VALUE_LIMITS = [limit for limit in ALL if limit.atol or limit.rtol]

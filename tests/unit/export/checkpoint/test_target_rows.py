@@ -22,8 +22,8 @@ from draftrt.export.models.decoder import Decoder
 from draftrt.export.models.target_signature import target_signature
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.profile import Profile
 from draftrt.export.weights.tensors import target_tensors
+from draftrt.profile import Profile
 from draftrt.signature import DimRange
 from draftrt.spec import DecoderSpec, Precision
 

@@ -19,7 +19,7 @@ from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
 from draftrt.export.models import ops, rope
 from draftrt.export.models.weights import register
-from draftrt.export.profile import Profile
+from draftrt.profile import Profile
 from draftrt.spec import RopeSpec
 from tests.parity.slow_rope import SlowRope
 

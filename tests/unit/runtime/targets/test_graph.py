@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.closing import Closing
 from draftrt.errors import BundleError, BusyError, FeedError
+from draftrt.lifecycle import Closing
 from draftrt.runtime.backends.base import Arrays, fed_signature
 from draftrt.runtime.decoding.drafter import Drafter
 from draftrt.runtime.decoding.loop import Decoder

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from draftrt.machine import Machine, peak_memory_bytes, this_machine
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Round, Stats
-from draftrt.runtime.machine import Machine, peak_memory_bytes, this_machine
 from draftrt.validate.bench.bench_picture import to_svg
 from draftrt.validate.bench.measure import Decoded, Own, Summary, compare
 from draftrt.validate.bench.report import Report

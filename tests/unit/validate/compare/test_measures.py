@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftrt.tolerances import Limit
 from draftrt.validate.compare.verdicts import (
     Measure,
     Verdicts,
@@ -19,7 +20,6 @@ from draftrt.validate.compare.verdicts import (
     top_one,
     top_overlap,
 )
-from draftrt.validate.tolerances import Limit
 
 Rows = list[list[float]]
 LIMIT = Limit(

@@ -16,6 +16,7 @@ from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.manifest_graphs import FileFindings
 from draftrt.signature import Signature, TensorSpec
 from draftrt.spec import DrafterSpec, Precision
+from draftrt.tolerances import Limit
 from draftrt.validate.compare.arrays import Finding
 from draftrt.validate.compare.measures import Judge
 from draftrt.validate.compare.verdicts import Measure
@@ -23,7 +24,6 @@ from draftrt.validate.parity.parity import ParityReport
 from draftrt.validate.parity.report import as_json, as_text
 from draftrt.validate.rounds.plan import PlannedRound, plan_rounds, windows_beyond, windows_of
 from draftrt.validate.rounds.runners import RoundRunner
-from draftrt.validate.tolerances import Limit
 from tests.toys.toys import Kind, ToyDrafter, write_drafter
 
 EXACT = Limit(reason="test")

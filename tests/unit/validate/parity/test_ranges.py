@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from draftrt.spec import DrafterSpec, Precision
+from draftrt.tolerances import LARGEST_FEATURE
 from draftrt.validate.compare.arrays import Finding
 from draftrt.validate.parity.range_report import as_json, as_text
 from draftrt.validate.parity.ranges import Point, RangeReport, record_ranges
 from draftrt.validate.records.cases import read_case
 from draftrt.validate.rounds.module import ReferenceRounds
-from draftrt.validate.tolerances import LARGEST_FEATURE
 
 torch = pytest.importorskip("torch")
 CONTEXT = 160

@@ -18,9 +18,9 @@ from draftrt.bundle import read_manifest
 from draftrt.cli import group
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
+from draftrt.machine import Machine
 from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Stats
-from draftrt.runtime.machine import Machine
 from draftrt.validate.bench.measure import Summary
 from draftrt.validate.bench.report import Report as BenchReport
 from draftrt.validate.report.plots import BOTTOM, HEIGHT, TOP, WIDTH, bars, lines, split

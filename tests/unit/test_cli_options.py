@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from draftrt.cli import group
+from draftrt.cli_options import OutputFile, check_places, check_replaced, write_output
 from draftrt.errors import DraftrtError
-from draftrt.output_cli import OutputFile, check_places, check_replaced, write_output
 from tests.size import published_command, size_command
 
 TRAJECTORIES = [

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from draftrt.spec import Precision
-from draftrt.validate.tolerances import IDS, LIMITS, LOGITS, Limit
+from draftrt.tolerances import IDS, LIMITS, LOGITS, Limit
 
 BEGIN, END = "<!-- limits -->\n", "<!-- /limits -->"
 HEAD = ("backend", "precision", "output", "limit", "why")

@@ -230,7 +230,7 @@ def limit_of(backend: str, precision: Precision, output: str) -> Limit:
         raise BackendError(
             f"no limits are known for {output} on {backend} in {precision.value}; there are "
             f"limits for {', '.join(pairs)}",
-            hint="validate/tolerances.py is the table",
+            hint="draftrt/tolerances.py is the table",
         )
     return LIMITS[backend, precision, kind]
 

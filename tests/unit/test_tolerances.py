@@ -7,7 +7,7 @@ import pytest
 from draftrt.backends import BACKENDS
 from draftrt.errors import BackendError
 from draftrt.spec import Precision
-from draftrt.validate.tolerances import IDS, LIMITS, LOGITS, VALUES, golden_limit, limit_of
+from draftrt.tolerances import IDS, LIMITS, LOGITS, VALUES, golden_limit, limit_of
 
 
 def test_every_limit_has_a_reason() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from draftrt.durable import write_atomically
 from draftrt.errors import DraftrtError
+from draftrt.files import write_atomically
 
 
 class OutputFile(click.Path):
