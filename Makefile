@@ -75,7 +75,7 @@ bench: $(STAMP) ## DRAFT and TARGET on this CPU: with drafter, without, transfor
 
 .PHONY: bench-size
 bench-size: $(STAMP) ## Random checkpoints of published size: time, memory and plans against their bars; RIVALS=1
-	$(BIN)/python -m tests.size.size_command --out build/size --json build/size.json \
+	$(BIN)/python -m tests.size.run --out build/size --json build/size.json \
 	  $(if $(RIVALS),--rivals) $(SIZE_ARGS)
 
 # --- Environment --------------------------------------------------------------------------------

@@ -15,20 +15,28 @@ from pathlib import Path
 from types import MappingProxyType
 
 from draftrt.bundle_files import (
+    MANIFEST,
     Expected,
     Verify,
     content_problems,
     expected_files,
+    manifest_text,
+    read_manifest,
     remember_written,
     size_problems,
 )
 from draftrt.errors import BundleError
-from draftrt.files import NO_ROOM, sync_folder, sync_tree, write_atomically
-from draftrt.hashing import sha256_of
-from draftrt.interrupts import whole
+from draftrt.files import (
+    NO_ROOM,
+    REPLACED,
+    scratch_folder,
+    sha256_of,
+    sync_folder,
+    sync_tree,
+    write_atomically,
+)
+from draftrt.lifecycle import whole
 from draftrt.manifest import LINKED, FileEntry, GraphEntry, LinkEntry, Manifest, PlanEntry
-from draftrt.manifest_file import MANIFEST, manifest_text, read_manifest
-from draftrt.scratch import REPLACED, scratch_folder
 from draftrt.spec import DrafterSpec
 
 __all__ = [

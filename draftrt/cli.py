@@ -14,12 +14,12 @@ import click
 
 from draftrt import __version__
 from draftrt.failure_cli import Ending, interrupted
-from draftrt.interrupts import ending_in_order
+from draftrt.lifecycle import ending_in_order
 
 COMMANDS = {
     "export": ("draftrt.export.cli", "export", "Trace a drafter (and target) into a bundle."),
     "inspect": (
-        "draftrt.export.inspect_command",
+        "draftrt.export.cli",
         "inspect",
         "Show every resolved fact of a checkpoint.",
     ),

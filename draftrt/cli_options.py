@@ -1,15 +1,20 @@
-"""What a command is asked to write: its place is looked at before the work begins."""
+"""Options that several commands share: places to write to, numbers, kinds of choices."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from draftrt.errors import DraftrtError
+from draftrt.bundle_files import Verify
+from draftrt.errors import DraftrtError, SpecError, UnsupportedError
 from draftrt.files import write_atomically
+from draftrt.quantization import Part, Scheme, parse_quantization
+from draftrt.spec import Family
 
 
 class OutputFile(click.Path):
@@ -116,3 +121,89 @@ def write_output(path: Path, text: str) -> None:
         raise DraftrtError(
             f"{path}: cannot be written: {error.strerror}", hint="give a file elsewhere"
         ) from error
+
+
+class FiniteRange(click.FloatRange):
+    """A `click.FloatRange` that refuses ``nan`` and ``inf`` too."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number, or fail as wrong usage."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"got {number}, expected a finite number", param, ctx)
+        return number
+
+
+def parse_option(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, dict[Part, Scheme]]:
+    """Return what each graph's parts are stored in, or fail as wrong usage."""
+    try:
+        return parse_quantization(values)
+    except (SpecError, UnsupportedError) as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+quantize_option = click.option(
+    "--quantize",
+    "quantization",
+    metavar="[GRAPH:][PART=]SCHEME",
+    multiple=True,
+    callback=parse_option,
+    help="Store weights in int8, int4 or fp8. PART is linear, head or embedding (int8 alone); a "
+    "scheme without one is for linears and head. GRAPH is draft or target; without one it is for "
+    "both. Repeatable.",
+)
+
+
+MOST_ROUNDS = 1000  # of a sequence
+rounds_option = click.option(
+    "--rounds",
+    "num_rounds",
+    type=click.IntRange(4, MOST_ROUNDS),
+    default=4,
+    show_default=True,
+    help="Rounds of the short and of the long sequence each.",
+)
+
+
+ignore_key_option = click.option(
+    "--ignore-key",
+    "ignore_keys",
+    metavar="[target:]KEY",
+    multiple=True,
+    help="Unknown config key without effect, of the drafter or, with target:, of the target. "
+    "Repeatable.",
+)
+
+
+family_option = click.option(
+    "--family",
+    type=click.Choice([one.value for one in Family]),
+    help="What the drafter is, where its config names another family or an unknown class.",
+)
+alignment_option = click.option(
+    "--sample-from-anchor/--no-sample-from-anchor",
+    default=None,
+    help="Alignment, where the config leaves it open.",
+)
+
+
+def stated_family(family: str | None) -> Family | None:
+    """Return the family that `family_option` was given; None where it was not."""
+    return None if family is None else Family(family)
+
+
+def _kind(ctx: click.Context, param: click.Parameter, value: bool) -> Verify:
+    return Verify.NONE if value else Verify.REMEMBERED
+
+
+no_verify_option = click.option(
+    "--no-verify",
+    "verify",
+    is_flag=True,
+    callback=_kind,
+    help="Compare the sizes of the bundle's files alone, not their content.",
+)

@@ -1,20 +1,30 @@
-"""Frozen dataclasses to JSON values and back, by their type annotations.
+"""Data to and from JSON: of dataclasses, and read from files.
+
+Frozen dataclasses to JSON values and back, by their type annotations.
 
 Knows enums, tuples, dicts, optionals and nested dataclasses; nothing about what they mean. An
 unknown or missing key is an error, never dropped.
+
+JSON files read in one place: what may be read at all, and what is said where it may not.
+
+A file has to be a regular one of at most `MOST_BYTES`, in UTF-8 (a byte order mark is skipped), and
+to hold one object in which no key stands twice, nested at most `MAX_DEPTH` deep.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import stat
 import types
 import typing
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
-from draftrt.errors import BundleError
+from draftrt.errors import BundleError, DraftrtError
 
 T = TypeVar("T")
 
@@ -123,3 +133,147 @@ def _wrong(where: str, data: Any, expected: str) -> BundleError:
         f"{where}: got {data!r:.80}, expected {expected}",
         hint="the file was edited or written by another draftrt version",
     )
+
+
+MOST_BYTES = 1 << 28
+MAX_DEPTH = 32
+BOM = b"\xef\xbb\xbf"
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+INCOMPLETE = "the download is incomplete; take the file from its publisher again"
+
+
+def read_object(
+    path: Path, fault: type[DraftrtError], *, hint: str = "", most: int = MOST_BYTES
+) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Args:
+        path: the file.
+        fault: class of the error that says what is wrong with it.
+        hint: what to do where there is no such file.
+        most: bytes a file may have.
+
+    Raises:
+        DraftrtError: of class ``fault``: no such file, no regular file, too large, not UTF-8, no
+            JSON, no object, a key twice, or nested too deeply.
+    """
+    try:
+        data = parse(read_bytes(path, fault, hint=hint, most=most))
+    except ValueError as error:
+        text = f"{path}: cannot be read as JSON: {error!s:.200}"
+        raise fault(text, hint=_advice(path, error)) from error
+    if not isinstance(data, dict):
+        raise fault(f"{path}: got {shown(data)}, expected a JSON object")
+    return data
+
+
+def read_bytes(
+    path: Path, fault: type[DraftrtError], *, hint: str = "", most: int = MOST_BYTES
+) -> bytes:
+    """Read a regular file of limited size.
+
+    Raises:
+        DraftrtError: of class ``fault``.
+    """
+    try:
+        found = path.stat()
+        kind = KINDS.get(stat.S_IFMT(found.st_mode))
+        if kind is not None:
+            raise fault(f"{path}: got {kind}, expected a file")
+        if found.st_size > most:
+            raise fault(
+                f"{path}: has {found.st_size / 1e6:.0f} MB, expected at most {most / 1e6:.0f} MB"
+            )
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if path.is_symlink():
+            there = path.readlink()
+            raise fault(f"{path}: is a link to {there}, which is not there") from error
+        raise fault(f"{path}: missing", hint=hint) from error
+    except OSError as error:
+        raise fault(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def parse(content: bytes) -> Any:
+    """Return the JSON value that a file holds.
+
+    Raises:
+        ValueError: with what is wrong in a few words.
+    """
+    if content[:2] in UTF16:
+        raise ValueError("it is UTF-16, expected UTF-8")
+    try:
+        text = content.removeprefix(BOM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from error
+    if not text.strip():
+        raise ValueError("it is empty")
+    try:
+        data = json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from None
+    if not _is_shallow(data):
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    return data
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in made if names.count(name) > 1} if len(names) < 99 else ())
+        raise ValueError(f"a key stands twice in one object{': ' if twice else ''}{twice or ''}")
+    return made
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether all of a JSON value lies within `MAX_DEPTH` levels; never recurses."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for entry in level
+            if isinstance(entry, (dict, list))
+            for item in (entry.values() if isinstance(entry, dict) else entry)
+        ]
+    return not level
+
+
+def _advice(path: Path, error: ValueError) -> str:
+    with path.open("rb") as stream:
+        start = stream.read(64)
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer; fetch the file itself with `git lfs pull`"
+    if "twice" in str(error):
+        return "remove all but the one that is meant; nothing is guessed"
+    return INCOMPLETE if "empty" in str(error) or "Unterminated" in str(error) else ""
+
+
+def shown(value: Any) -> str:
+    """Return a value in at most 60 characters."""
+    is_huge = isinstance(value, int) and abs(value) >= 10**18
+    text = f"an integer of {value.bit_length()} bits" if is_huge else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def token_ids(value: Any, where: str) -> tuple[int, ...]:
+    """Return the ids that a config states as one number, as a list of them, or as null.
+
+    Args:
+        value: what stands there.
+        where: the place, for the message.
+
+    Raises:
+        ValueError: anything else, and negative ones.
+    """
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in ids):
+        raise ValueError(f"{where}: got {shown(value)}, expected a token id or a list of them")
+    return tuple(ids)

@@ -1,4 +1,6 @@
-"""The exceptions a user can meet.
+"""What can go wrong, each with got, expected and hint.
+
+The exceptions a user can meet.
 
 DraftrtError                      printed without a traceback; carries ``hint``; exit code 1
 ├── SpecError                      a description contradicts itself, its checkpoint or its target
@@ -20,6 +22,7 @@ error (`collect`), worst first, so that a user repairs a checkpoint once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -122,3 +125,14 @@ def collect(findings: Sequence[DraftrtError]) -> None:
     error = type(findings[0])("\n".join(lines))
     error.findings = tuple(findings)
     raise error
+
+
+# What moves a cursor, changes colours or sends answers; line breaks and tabs stay.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Return a text with control characters written out, as ``\x1b``."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -18,10 +18,9 @@ from typing import Any, NoReturn
 
 import click
 
-from draftrt.errors import DraftrtError
+from draftrt.backends import absence_in
+from draftrt.errors import DraftrtError, printable
 from draftrt.files import NO_ROOM
-from draftrt.packages import absence_in
-from draftrt.printable import printable
 
 TRACEBACK = "DRAFTRT_TRACEBACK"
 LESS_MEMORY = (

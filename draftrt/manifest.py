@@ -97,7 +97,7 @@ class LinkEntry:
     Attributes:
         source: where it lay when the bundle was written.
         bytes: its size.
-        sample_sha256: hash of its size and samples; see `draftrt.hashing`.
+        sample_sha256: hash of its size and samples; see `draftrt.files`.
         sha256: hash of all of it; empty where an older draftrt was not asked for it.
     """
 
@@ -125,7 +125,7 @@ class Manifest:
         decoder: the target's layers, where its graph was exported.
         links: checkpoint files that the bundle points to, relative path to what is known of them.
         target_samples: tensor of the target's checkpoint to a hash of samples of it; see
-            `draftrt.tensor_samples`. Empty where an older draftrt wrote the bundle.
+            `draftrt.files`. Empty where an older draftrt wrote the bundle.
     """
 
     drafter: DrafterSpec | None

@@ -1,4 +1,4 @@
-"""ONNX Runtime as every stage loads it: it tells nobody, and leaves nothing in the user's cache."""
+"""ONNX files and ONNX Runtime as every stage opens them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from draftrt.errors import BackendError
-from draftrt.packages import absence_in
+from draftrt.backends import absence_in
+from draftrt.errors import BackendError, BundleError
 
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # read when the library is loaded, so set before that
 
@@ -59,3 +59,25 @@ def point_to_weights(options: Any, folder: Path) -> list[Any]:
         [one.name for one in links], mapped, [one.size for one in mapped]
     )
     return mapped
+
+
+def read_onnx(path: Path) -> Any:
+    """Return an ONNX file as ``onnx.ModelProto``, its external data not loaded.
+
+    Raises:
+        BundleError: the file cannot be read, or is no ONNX file.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
+    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise BundleError(
+            f"{path}: is no ONNX file: {error!s:.100}", hint="restore the file, or export again"
+        ) from error
+    if not model.graph.node:
+        raise BundleError(f"{path}: holds no graph", hint="restore the file, or export again")
+    return model

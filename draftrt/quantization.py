@@ -36,7 +36,6 @@ class Part(str, Enum):
 
 
 Quantization = Mapping[Part, Scheme]
-
 DRAFT, TARGET = "draft", "target"  # names of the graphs of a bundle
 PRODUCTS = (Part.LINEAR, Part.HEAD)  # what a scheme without a part stands for
 LINEARS = (
@@ -130,3 +129,23 @@ def _scheme(text: str, part: Part, value: str) -> Scheme:
             hint="use embedding=int8, or leave the table as it is",
         )
     return Scheme(text)
+
+
+def block_of(name: str, width: int) -> int:
+    """Return how many elements of a reduction axis of ``width`` share an int4 scale.
+
+    Raises:
+        UnsupportedError: neither `BLOCK` nor half of it divides the width.
+    """
+    for block in (BLOCK, BLOCK // 2):
+        if width % block == 0:
+            return block
+    raise UnsupportedError(
+        f"{name}: int4 needs a reduction axis that is a multiple of {BLOCK // 2}, got {width}",
+        hint="use int8 for this part, which has one scale for each output channel",
+    )
+
+
+def bytes_of(count: int, scheme: Scheme) -> int:
+    """Return the bytes of so many codes; two of int4 share one."""
+    return -(-count // 2) if scheme is Scheme.INT4 else count

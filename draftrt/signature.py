@@ -173,3 +173,6 @@ def _fits(
         elif not dimensions[want].min <= have <= dimensions[want].max:
             return False
     return True
+
+
+LARGEST_BLOCK = 64  # rows a target verifies in one call, at most

@@ -4,13 +4,15 @@ Used by every check on the command line and in the tests; docs/accuracy.md says 
 found. A difference is judged against ``atol + rtol * m`` with m the largest finite magnitude in the
 expected array: rounding errors of a matrix product scale with the largest terms, not with the
 element that they happen to hit. Beside it stands what a decoder notices: choices, distributions,
-directions (`draftrt.validate.compare.verdicts`).
+directions (`draftrt.validate.compare.measures`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from draftrt.backends import ONNXRUNTIME, PLANNED
 from draftrt.errors import BackendError
@@ -165,7 +167,6 @@ _BF16_RECORD = Limit(
     atol=5e-2,
     reason=_ROUNDED,
 )
-
 _INT8_IDS = Limit(
     agreement=0.9, reason="an id may flip where two logits are closer than activations in int8"
 )
@@ -190,7 +191,6 @@ LARGEST_FEATURE = 6e4  # for range reports: hidden states of Qwen3-8B pass 2e4
 FP16_AGAINST_FP32 = Limit(
     agreement=0.99, reason="float16 must lose nothing but near ties to the same weights in float32"
 )
-
 LIMITS: Entries = {
     **entries([ONNXRUNTIME], Precision.FP32, ids=_EXACT, logits=_FP32_LOGITS, values=_FP32),
     **entries([ONNXRUNTIME], Precision.FP16, ids=_FP16_IDS, logits=_FP16_LOGITS, values=_FP16),
@@ -208,7 +208,6 @@ LIMITS: Entries = {
     **entries([RECORD], Precision.FP16, ids=_FP16_RECORD, logits=_FP16_RECORD, values=_FP16_RECORD),
     **entries([RECORD], Precision.BF16, ids=_BF16_RECORD, logits=_BF16_RECORD, values=_BF16_RECORD),
 }
-
 GOLDEN_ATOL = 1e-4
 GOLDEN_ATOL_OF: dict[str, tuple[float, str]] = {
     "zlab-dflash2": (
@@ -248,3 +247,63 @@ def golden_limit(name: str, stated: float | None) -> Limit:
         name, (GOLDEN_ATOL, "correct float32 paths agree to 2e-5 on the published cases")
     )
     return Limit(atol=atol, reason=reason)
+
+
+BEGIN, END = "<!-- limits -->\n", "<!-- /limits -->"
+HEAD = ("backend", "precision", "output", "limit", "why")
+
+
+def as_markdown() -> str:
+    """Return a line for each backend, precision and kind of output."""
+    rows = [HEAD, ("---",) * len(HEAD)]
+    for backends in _alike():
+        for precision in Precision:
+            kinds = {"ids": IDS[0], "logits": LOGITS[0], "values": "hidden"}
+            for kind, name in kinds.items():
+                limit = LIMITS.get((backends[0], precision, name))
+                if limit is not None:
+                    backend = ", ".join(backends)
+                    what = (
+                        _ids(limit) if kind == "ids" else _values(limit, is_logits=kind != "values")
+                    )
+                    rows.append((backend, precision.value, kind, what, limit.reason))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def updated(page: str) -> str:
+    """Return a page with the table between its two marks replaced.
+
+    Raises:
+        ValueError: the page lacks a mark.
+    """
+    start, end = page.index(BEGIN) + len(BEGIN), page.index(END)
+    return page[:start] + as_markdown() + page[end:]
+
+
+def _alike() -> list[list[str]]:
+    """Return the backends of the table, those with the same limits together."""
+    groups: dict[str, list[str]] = {}
+    for backend in dict.fromkeys(backend for backend, _, _ in LIMITS):
+        own = [(*key[1:], limit) for key, limit in LIMITS.items() if key[0] == backend]
+        groups.setdefault(repr(own), []).append(backend)
+    return list(groups.values())
+
+
+def _ids(limit: Limit) -> str:
+    return "all equal" if limit.agreement == 1 else f"{limit.agreement:.0%} equal over all rounds"
+
+
+def _values(limit: Limit, *, is_logits: bool) -> str:
+    parts = [f"atol {limit.atol:g}", *([f"rtol {limit.rtol:g}"] if limit.rtol else [])]
+    if is_logits:
+        parts.append(f"top-1 {limit.agreement:.0%}")
+        parts.append(f"top-10 {limit.overlap:.0%}")
+        parts.append(f"KL {limit.divergence:g}")
+    parts.append(f"cosine 1 − {1 - limit.cosine:.0e}")
+    parts.append(f"norm {limit.norm:g}")
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")

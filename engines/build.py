@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import draftrt
-from draftrt.bundle import ELSEWHERE, Bundle, GraphEntry, PlanEntry, Verify, add_plan, sha256_of
-from draftrt.engines import exchange, process
+from draftrt.bundle import ELSEWHERE, Bundle, add_plan
+from draftrt.bundle_files import Verify
+from draftrt.engines import process
 from draftrt.engines.capabilities import FACTS, request_findings
 from draftrt.engines.environment import backend_version, find_gpus, target_sms
-from draftrt.engines.exchange import BuildReply, BuildRequest
-from draftrt.engines.options import BuildOptions
-from draftrt.engines.profiles import narrow, shape_ranges
+from draftrt.engines.options import BuildOptions, narrow, shape_ranges
+from draftrt.engines.process import BuildReply, BuildRequest
 from draftrt.errors import BackendError, BuildError, BundleError, collect
-from draftrt.scratch import scratch_folder
+from draftrt.files import scratch_folder, sha256_of
+from draftrt.manifest import GraphEntry, PlanEntry
 
 PLANS = "plans"
 TAIL_LINES = 12
@@ -166,9 +167,9 @@ def _build(
         log, plan, reply_file = scratch / "log", scratch / "plan", scratch / "reply.json"
         failed_log = bundle.file(expected.log).with_suffix(".failed.log")
         try:
-            exchange.write(scratch / "request.json", replace(request, plan=str(plan)))
+            process.write(scratch / "request.json", replace(request, plan=str(plan)))
             ending = _run_worker(scratch, log, timeout_s, on_tick)
-            reply = None if ending.status else exchange.read(BuildReply, reply_file)
+            reply = None if ending.status else process.read(BuildReply, reply_file)
             if reply is None or reply.problem:
                 raise _failure(expected, ending, reply, log, failed_log)
             entry = replace(
@@ -211,7 +212,7 @@ def _record(bundle: Bundle, entry: PlanEntry, plan: Path, log: Path) -> Bundle:
 
 def _run_worker(
     scratch: Path, log: Path, timeout_s: float, on_tick: Callable[[float], None]
-) -> process.Ending:
+) -> process.ChildEnding:
     # The package may have been found through the working folder, which the child does not share.
     root = str(Path(draftrt.__file__).resolve().parent.parent)
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -230,7 +231,7 @@ def _run_worker(
 
 def _failure(
     expected: PlanEntry,
-    ending: process.Ending,
+    ending: process.ChildEnding,
     reply: BuildReply | None,
     log: Path,
     failed_log: Path,

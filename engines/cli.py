@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from draftrt.bundle import Bundle
+from draftrt.cli_options import FiniteRange
 from draftrt.codec import to_json
 from draftrt.engines.build import BuildResult, build_plan
 from draftrt.engines.capabilities import FACTS, Backend
@@ -20,7 +21,6 @@ from draftrt.engines.memory import check_fits
 from draftrt.engines.options import BuildOptions
 from draftrt.engines.pair import ALL, GRAPHS, chosen_graphs, next_lines
 from draftrt.errors import ChoiceError, SpecError
-from draftrt.number_cli import FiniteRange
 from draftrt.signature import DimRange
 
 _VALID_SMS = "; ".join(

@@ -7,9 +7,9 @@ import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 
+from draftrt.backends import EXTRAS
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.errors import BackendError
-from draftrt.packages import EXTRAS
 
 DRIVER = "libcuda.so.1"
 

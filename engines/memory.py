@@ -11,11 +11,12 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from draftrt.bundle import Bundle, GraphEntry
+from draftrt.bundle import Bundle
 from draftrt.dtypes import BY_NAME
 from draftrt.engines.devices import Device
 from draftrt.errors import BuildError
-from draftrt.machine_memory import total_memory
+from draftrt.manifest import GraphEntry
+from draftrt.provenance import total_memory
 from draftrt.signature import Signature, TensorSpec
 from draftrt.spec import DrafterSpec
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from draftrt.engines import exchange, preflight
+from draftrt.engines import preflight, process
 from draftrt.engines.capabilities import FACTS, Backend, feature_findings
-from draftrt.engines.exchange import BuildReply, BuildRequest
+from draftrt.engines.process import BuildReply, BuildRequest
 from draftrt.errors import BuildError, DraftrtError, collect
 
 # Head dimensions that TensorRT-RTX 1.7 has fused 16-bit attention kernels for. It has none for
@@ -32,8 +32,8 @@ def main(request_file: str, reply_file: str, parent: str) -> None:
     # Python's own handling would raise inside the builder's import and end as an ImportError there.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _die_with(int(parent))
-    request = exchange.read(BuildRequest, Path(request_file))
-    exchange.write(Path(reply_file), build(request))
+    request = process.read(BuildRequest, Path(request_file))
+    process.write(Path(reply_file), build(request))
 
 
 def build(request: BuildRequest) -> BuildReply:

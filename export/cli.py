@@ -1,24 +1,46 @@
-"""`draftrt export`."""
+"""`draftrt export` and `draftrt inspect`, and the progress that they show."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from time import monotonic
 
 import click
 
-from draftrt.cli_options import OutputFolder, check_replaced
-from draftrt.export.config.ignored import of_draft
-from draftrt.export.models.outputs import EXTRA_OUTPUTS
-from draftrt.export.options import DEFAULT_CONTEXT, MOST_CONTEXT, ExportOptions
+from draftrt.bundle import Bundle
+from draftrt.bundle_files import MANIFEST, Verify
+from draftrt.cli_options import (
+    OutputFolder,
+    alignment_option,
+    check_replaced,
+    family_option,
+    ignore_key_option,
+    no_verify_option,
+    quantize_option,
+    stated_family,
+)
+from draftrt.codec import to_json
+from draftrt.errors import printable
+from draftrt.export.checkpoint.decoder import say_left_out, try_decoder
+from draftrt.export.checkpoint.describe import (
+    bundle_table,
+    decoder_table,
+    describe_bundle,
+    describe_drafter,
+    table,
+)
+from draftrt.export.checkpoint.drafter import load_drafter
+from draftrt.export.checkpoint.target import read_target
+from draftrt.export.checkpoint.target_files import check_target_files
+from draftrt.export.config.keys import of_draft, of_target
+from draftrt.export.models.signature import EXTRA_OUTPUTS
+from draftrt.export.options import DEFAULT_CONTEXT, MOST_CONTEXT, ExportOptions, WeightMode
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.progress import ProgressBar
-from draftrt.export.weights.places import WeightMode
-from draftrt.family_cli import alignment_option, family_option, stated_family
-from draftrt.ignore_cli import ignore_key_option
-from draftrt.profile import Profile
+from draftrt.export.weights.storage import Progress
 from draftrt.quantization import Part, Scheme
-from draftrt.quantize_cli import quantize_option
-from draftrt.spec import Precision
+from draftrt.spec import Precision, Profile
 
 
 @click.command("export")
@@ -136,3 +158,115 @@ def export(
     bar = ProgressBar()
     export_bundle(draft, target, out, options, bar.report, bar.show)
     click.echo(str(out))
+
+
+@click.command("inspect")
+@click.argument("draft", type=click.Path(path_type=Path))
+@click.option("--target", type=click.Path(path_type=Path), help="Check it against this target.")
+@alignment_option
+@family_option
+@ignore_key_option
+@no_verify_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def inspect(
+    draft: Path,
+    target: Path | None,
+    sample_from_anchor: bool | None,
+    family: str | None,
+    ignore_keys: tuple[str, ...],
+    verify: Verify,
+    as_json: bool,
+) -> None:
+    """Show every fact of the drafter in folder DRAFT, and where each was read.
+
+    Of a bundle: its graphs, what of them is quantised, and its plans.
+    """
+    if (draft / MANIFEST).is_file():
+        if target is not None or sample_from_anchor is not None or family or ignore_keys:
+            raise click.UsageError(f"{draft} is a bundle: it was checked when it was made")
+        _show_bundle(Bundle.open(draft, verify=verify), as_json=as_json)
+        return
+    if target is None and of_target(ignore_keys):
+        raise click.UsageError("got --ignore-key target:... without --target")
+    model = read_target(target, draft=draft) if target is not None else None
+    loaded = load_drafter(
+        draft,
+        model,
+        sample_from_anchor=sample_from_anchor,
+        ignore_keys=of_draft(ignore_keys),
+        family=stated_family(family),
+    )
+    warnings = list(loaded.spec.warnings)
+    decoder = None
+    if target is not None and model is not None:
+        findings, remarks = check_target_files(target, model.spec)
+        warnings += [finding.message for finding in findings] + remarks
+        decoder, problem = try_decoder(model, of_target(ignore_keys))
+        warnings += [] if problem is None else [say_left_out(problem)]
+    if as_json:
+        about = describe_drafter(loaded) | {"warnings": warnings}
+        if model is not None:
+            about["target_graph"] = None if decoder is None else to_json(decoder)
+        click.echo(json.dumps(about, indent=1))
+        return
+    _show([*table(loaded), *(() if decoder is None else decoder_table(decoder))])
+    for line in warnings:
+        click.echo(printable(f"warning: {line}"), err=True)
+
+
+def _show_bundle(bundle: Bundle, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(describe_bundle(bundle), indent=1))
+    else:
+        _show(list(bundle_table(bundle)))
+
+
+def _show(rows: list[tuple[str, str, str]]) -> None:
+    widths = [min(60, max(len(row[column]) for row in rows)) for column in (0, 1)]
+    for fact, value, source in rows:
+        line = f"{fact:<{widths[0]}}  {value:<{widths[1]}}  {source}"
+        click.echo(printable(line).replace("\n", "\\n"))
+
+
+WIDTH = 30
+ERASE = "\r\033[K"
+
+
+class ProgressBar:
+    """What an export shows while it works."""
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+        self._is_shown = False
+
+    def report(self, line: str) -> None:
+        """Show a line; a bar that is there gives way."""
+        self._erase()
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    def show(self, progress: Progress) -> None:
+        """Show how far the copying is, with the time that is left."""
+        if not sys.stderr.isatty() or not progress.total:
+            return
+        now = monotonic()
+        self._started = now if self._started is None else self._started
+        sys.stderr.write(ERASE + bar(progress, now - self._started))
+        sys.stderr.flush()
+        self._is_shown = True
+
+    def _erase(self) -> None:
+        if self._is_shown:
+            sys.stderr.write(ERASE)
+            self._is_shown = False
+
+
+def bar(progress: Progress, seconds: float) -> str:
+    """Return the bar as text: ``[####    ] 1.2 of 8.0 GB, 40 s left``."""
+    share = min(1.0, progress.done / progress.total)
+    filled = round(WIDTH * share)
+    text = f"[{'#' * filled}{' ' * (WIDTH - filled)}] "
+    text += f"{progress.done / 1e9:.1f} of {progress.total / 1e9:.1f} GB"
+    if seconds >= 1 and share > 0:
+        text += f", {seconds / share - seconds:.0f} s left"
+    return text

@@ -10,28 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from draftrt.bundle import Bundle, GraphEntry
+from draftrt.bundle import Bundle
 from draftrt.errors import BundleError
 from draftrt.export.check.reference import REBUILDS, bundle_tensors
-from draftrt.export.draft_graph import record_draft
+from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.differences import NodeDifference, graph_differences
-from draftrt.export.graph.files import flexible_path, write_graph
-from draftrt.export.graph.initialisers import read_initialisers
+from draftrt.export.graph.files import flexible_path, read_initialisers, write_graph
 from draftrt.export.graph.quantize import quantize_graph
-from draftrt.export.models.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
-from draftrt.export.models.rope_shapes import rope_of
-from draftrt.export.models.signature import CAPACITY
+from draftrt.export.models.shapes import rope_of
+from draftrt.export.models.signature import CAPACITY, EXTRA_OUTPUTS, SAMPLED_INPUTS
 from draftrt.export.options import ExportOptions
-from draftrt.export.target_graph import record_target
-from draftrt.export.weights.places import Place, QuantizedWeight
-from draftrt.export.weights.tensors import GraphTensor
-from draftrt.onnx_file import read_onnx
-from draftrt.profile import Profile
+from draftrt.export.weights.storage import ByteRange, QuantizedWeight
+from draftrt.export.write_graphs import record_draft, record_target
+from draftrt.manifest import GraphEntry
+from draftrt.onnx_session import read_onnx
 from draftrt.provenance import tool_versions
 from draftrt.quantization import DRAFT
-from draftrt.spec import DecoderSpec, DrafterSpec, RopeSpec
+from draftrt.spec import DecoderSpec, DrafterSpec, Profile, RopeSpec
 
-ELSEWHERE = Place("", 0, 0)  # weights are called, and not read
+ELSEWHERE = ByteRange("", 0, 0)  # weights are called, and not read
 TABLE_ATOL = 1e-5
 ANGLE_STEPS = 2 * 2.0**-23  # of a frequency: float32 powers differ by so much between machines
 OTHER_VERSION = (

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
-from draftrt.export.weights.places import WeightMode
-from draftrt.profile import Profile
 from draftrt.quantization import Quantization
-from draftrt.spec import DecoderSpec, DrafterSpec, Family, Precision
+from draftrt.spec import DecoderSpec, DrafterSpec, Family, Precision, Profile
+
+
+class WeightMode(str, Enum):
+    """Whether a bundle holds its weights or points to those of the checkpoint."""
+
+    COPY = "copy"
+    LINK = "link"
+
 
 DEFAULT_CONTEXT = 4096
 MOST_CONTEXT = 2**24  # positions are float32 in the rotary tables: whole up to there
@@ -34,7 +41,7 @@ class ExportOptions:
             where it cannot.
         force: replace an existing bundle.
         weights: whether the bundle holds its weights or points to those of the checkpoint.
-        hash_all: hash the checkpoint's weights whole; see `draftrt.hashing` for what is hashed
+        hash_all: hash the checkpoint's weights whole; see `draftrt.files` for what is hashed
             otherwise.
     """
 

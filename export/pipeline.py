@@ -5,35 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from draftrt.bundle import (
-    Bundle,
-    GraphEntry,
-    Manifest,
-    Verify,
-    hash_files,
-    new_bundle,
-    sha256_of,
-    write_manifest,
-)
+from draftrt.backends import require
+from draftrt.bundle import Bundle, hash_files, new_bundle, write_manifest
+from draftrt.bundle_files import Verify
 from draftrt.errors import ChoiceError, DraftrtError, SpecError, collect
 from draftrt.export.check.memory import check_memory
 from draftrt.export.checkpoint.decoder import read_decoder, say_left_out, try_decoder
 from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
-from draftrt.export.checkpoint.target import Target, read_target
+from draftrt.export.checkpoint.target import TargetCheckpoint, read_target
 from draftrt.export.checkpoint.target_files import check_target_files, copy_target_files
-from draftrt.export.config.ignored import OF_TARGET, of_draft, of_target
-from draftrt.export.models.signature import draft_signature
-from draftrt.export.models.target_signature import target_signature
+from draftrt.export.config.keys import OF_TARGET, of_draft, of_target
+from draftrt.export.models.signature import draft_signature, target_signature
 from draftrt.export.options import ExportOptions, Report, max_context
 from draftrt.export.weights.placement import place_draft, place_target
 from draftrt.export.weights.storage import OnTick, WeightFiles, weight_files
-from draftrt.hashing import sample_sha256
-from draftrt.packages import require
+from draftrt.files import sample_sha256, sample_tensors, sha256_of
+from draftrt.manifest import GraphEntry, Manifest
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.quantization import describe
 from draftrt.signature import cache_bytes
 from draftrt.spec import DecoderSpec
-from draftrt.tensor_samples import sample_tensors
 
 
 def export_bundle(
@@ -153,8 +144,7 @@ def _write_graphs(
         for path in _own_files(loaded):
             files.hash_input(path)
     # Only now is PyTorch loaded, beside the copying.
-    from draftrt.export.draft_graph import write_draft_graph
-    from draftrt.export.target_graph import write_target_graph
+    from draftrt.export.write_graphs import write_draft_graph, write_target_graph
 
     if loaded is not None:
         graphs["draft"] = write_draft_graph(
@@ -168,7 +158,7 @@ def _write_graphs(
 
 
 def choose_decoder(
-    model: Target, options: ExportOptions, *, is_alone: bool
+    model: TargetCheckpoint, options: ExportOptions, *, is_alone: bool
 ) -> tuple[DecoderSpec | None, DraftrtError | None]:
     """Resolve the layers of a target whose graph is exported.
 
@@ -192,7 +182,7 @@ def choose_decoder(
 
 
 def _manifest(
-    target: Target,
+    target: TargetCheckpoint,
     loaded: LoadedDrafter | None,
     decoder: DecoderSpec | None,
     graphs: dict[str, GraphEntry],

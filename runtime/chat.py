@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from draftrt.codec import read_bytes, read_object
 from draftrt.errors import BackendError, BundleError, FeedError
-from draftrt.json_file import read_bytes, read_object
 from draftrt.lifecycle import Closing
 from draftrt.runtime.token_ids import check_messages
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 
 from draftrt.backends import BACKENDS
-from draftrt.bundle import Verify
-from draftrt.number_cli import FiniteRange
-from draftrt.printable import printable
+from draftrt.bundle_files import Verify
+from draftrt.cli_options import FiniteRange, no_verify_option
+from draftrt.errors import printable
 from draftrt.runtime.decoding.options import (
     MOST_THREADS,
     PROPOSALS,
@@ -25,11 +25,17 @@ from draftrt.runtime.decoding.options import (
 from draftrt.runtime.decoding.stats import FinishReason, Stats
 from draftrt.runtime.load import PORTS, load
 from draftrt.runtime.pair import Completion, Pair
-from draftrt.runtime.prompt_files import STDIN, read_prompts, read_whole
 from draftrt.runtime.prompt_options import FILE_HELP, TEXT, form_options
-from draftrt.runtime.prompts import Form, Request, asked, room_problem
+from draftrt.runtime.prompts import (
+    STDIN,
+    Form,
+    Request,
+    asked,
+    read_prompts,
+    read_whole,
+    room_problem,
+)
 from draftrt.runtime.targets.graph import GraphTarget
-from draftrt.verify_cli import no_verify_option
 
 
 @click.command()

@@ -6,18 +6,18 @@ import sys
 from pathlib import Path
 
 from draftrt.backends import ONNXRUNTIME
-from draftrt.bundle import Bundle, Verify
-from draftrt.errors import BackendError, BundleError
-from draftrt.json_file import read_object, token_ids
-from draftrt.printable import printable
+from draftrt.bundle import Bundle
+from draftrt.bundle_files import Verify
+from draftrt.codec import read_object, token_ids
+from draftrt.errors import BackendError, BundleError, printable
+from draftrt.files import other_tensors
 from draftrt.runtime.backends.base import GraphSession
-from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.schedule import read_costs, where
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.targets.base import Target
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.runtime.targets.huggingface import HfTarget, check_same_target
-from draftrt.tensor_samples import other_tensors
 
 TARGET_NOTE = "target_path"  # manifest note: the target's folder on the machine that exported
 
@@ -78,7 +78,7 @@ def load(
 
     drafter = None
     if spec is not None:
-        drafter = Drafter(spec, open_on("draft"))
+        drafter = DraftSession(spec, open_on("draft"))
     model: Target
     if folder is not None:
         model = HfTarget(folder, taps, device=device, threads=threads)

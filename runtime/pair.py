@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from draftrt.errors import OptionError
 from draftrt.lifecycle import Closing
 from draftrt.runtime.chat import ChatTemplate, Message
-from draftrt.runtime.decoding.drafter import Drafter
-from draftrt.runtime.decoding.loop import Decoder
+from draftrt.runtime.decoding.drafter import DraftSession
+from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import FinishReason, Round, Stats
@@ -95,7 +95,7 @@ class Pair(Closing):
     def __init__(
         self,
         target: Target,
-        drafter: Drafter | None,
+        drafter: DraftSession | None,
         tokenizer_dir: Path,
         stop_ids: frozenset[int],
         *,
@@ -122,8 +122,8 @@ class Pair(Closing):
         self.costs = costs
         self.template = ChatTemplate(tokenizer_dir)
         self._tokenizer = load_tokenizer(tokenizer_dir)
-        self.decoder = Decoder(target, drafter, costs)
-        self._plain = Decoder(target)
+        self.decoder = DecodeLoop(target, drafter, costs)
+        self._plain = DecodeLoop(target)
         self._turn = Turn()
 
     def encode(

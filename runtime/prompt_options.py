@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from draftrt.codec import parse
 from draftrt.errors import DraftrtError
-from draftrt.json_file import parse
 from draftrt.runtime.chat import checked_variables
 from draftrt.runtime.prompts import Form
 

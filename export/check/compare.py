@@ -6,7 +6,6 @@ twin: the same nodes with every bfloat16 type replaced and the bfloat16 weights 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,91 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from draftrt.errors import ExportError
-from draftrt.export.check.assemble import empty_caches, reference_module
-from draftrt.export.check.check_ids import CHOSEN_FROM, TOLERANCE, candidates_differ, ids_differ
-from draftrt.export.check.linked_file import checkable
-from draftrt.export.graph.float32 import widened, write_float32_twin
+from draftrt.export.check.feeds import empty_caches, round_feeds, rounds_to_check, walk_to_compare
+from draftrt.export.check.reference import reference_module
+from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.models.drafter import Drafter
-from draftrt.export.models.signature import round_feeds, walk_to_compare
 from draftrt.export.weights.overflow import is_finite, overflow_in
-from draftrt.export.weights.tensors import GraphTensor
 from draftrt.onnx_session import load_onnxruntime
-from draftrt.profile import Profile
 from draftrt.signature import Signature
-from draftrt.spec import DrafterSpec, Precision
+from draftrt.spec import DrafterSpec, Precision, Profile
 
 Feeds = dict[str, NDArray[Any]]
-
-
-def check_file(path: Path, signature: Signature) -> None:
-    """Run the ONNX checker in full and compare the file's inputs and outputs with the signature.
-
-    Raises:
-        ExportError: the file is invalid or its names, order or shapes are not the signature's.
-    """
-    import onnx
-
-    try:
-        with checkable(path) as file:
-            onnx.checker.check_model(str(file), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ExportError(f"{path.name} is not valid ONNX: {error!s:.400}") from error
-    graph = onnx.load(str(path), load_external_data=False).graph
-    for kind, values, specs in (
-        ("inputs", graph.input, signature.inputs),
-        ("outputs", graph.output, signature.outputs),
-    ):
-        got = [value.name for value in values]
-        if got != [spec.name for spec in specs]:
-            raise ExportError(
-                f"{path.name} {kind}: got {got}, expected {[spec.name for spec in specs]}"
-            )
-        for value, spec in zip(values, specs, strict=True):
-            dims = [
-                dim.dim_value if dim.HasField("dim_value") else dim.dim_param
-                for dim in value.type.tensor_type.shape.dim
-            ]
-            if len(dims) != len(spec.shape) or any(
-                isinstance(want, int) and want != have
-                for want, have in zip(spec.shape, dims, strict=True)
-            ):
-                raise ExportError(
-                    f"{path.name} {kind}: {spec.name} has shape {dims}, expected {list(spec.shape)}"
-                )
-
-
-def rounds_to_check(spec: DrafterSpec, max_context: int) -> list[tuple[int, int]]:
-    """Return (context length, new rows) of the rounds that are compared: 0, 1, next, and long."""
-    longest = max_context - spec.block_size
-    first = min(7, longest - 2)
-    return [(0, 1), (1, first), (1 + first, min(2, longest - 1 - first)), (longest - 2, 2)]
-
-
-def check_graph(
-    path: Path,
-    spec: DrafterSpec,
-    tensors: Mapping[str, GraphTensor],
-    signature: Signature,
-    precision: Precision,
-    max_context: int,
-) -> list[str]:
-    """Run the graph on ONNX Runtime against its module.
-
-    Returns:
-        One line a round: what was compared and the largest difference.
-
-    Raises:
-        ExportError: an id, confidence or cache row differs beyond the precision's tolerance.
-    """
-    if precision is Precision.BF16:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".twin-") as folder:
-            twin = Path(folder) / path.name
-            write_float32_twin(path, twin)
-            wide = {name: widened(tensor) for name, tensor in tensors.items()}
-            what = "bf16 graph as its float32 twin"
-            return _compare(twin, spec, wide, signature, Precision.FP32, max_context, what)
-    what = f"{precision.value} graph"
-    return _compare(path, spec, tensors, signature, precision, max_context, what)
 
 
 def _compare(
@@ -302,3 +226,86 @@ def _sampled_difference(want: dict[str, Any], got: Feeds, precision: Precision) 
     if "candidate_scores" in want and "candidate_scores" in got:
         return candidates_differ(want, got, precision)
     return None
+
+
+CHOSEN_FROM = ("logits", "candidate_ids", "candidate_scores")  # the others where it is a selector
+TOLERANCE = {Precision.FP32: 2e-4, Precision.FP16: 4e-2, Precision.BF16: 2e-4}
+
+
+def ids_differ(want: dict[str, Any], ids: NDArray[Any], precision: Precision) -> str | None:
+    """Return what is wrong with the ids of a round, None where nothing is.
+
+    In 16 bits the first different id may be a tie within the tolerance; in float32 never.
+
+    Args:
+        want: outputs of the module, those of `CHOSEN_FROM` among them.
+        ids: [1, n] int64, draft ids of the graph, not all equal to the module's.
+        precision: of the computation.
+    """
+    expected = want["draft_ids"][0]
+    row = int(np.flatnonzero(expected != ids[0])[0])
+    scores = want.get("candidate_scores", want["logits"])[0, row]
+    order = np.sort(scores)
+    is_tie = order[-1] - order[-2] <= _tie(scores, precision)
+    if "candidate_ids" in want:
+        candidates, logits = want["candidate_ids"][0, row], want["logits"][0, row]
+        is_tie |= _may_fall_out(candidates, candidates[scores.argmax()], logits, precision)
+        is_tie |= _may_come_in(candidates, int(ids[0, row]), logits, precision)
+    if precision is not Precision.FP32 and is_tie:
+        return None
+    return f"draft ids {ids[0].tolist()}, expected {expected.tolist()}"
+
+
+def candidates_differ(
+    want: dict[str, Any], got: Mapping[str, NDArray[Any]], precision: Precision
+) -> str | None:
+    """Return what is wrong with the candidates of a round that drafted the same ids.
+
+    In 16 bits the last of a row's candidates may be others where that is a tie within the
+    tolerance; scores are compared of those that both have.
+
+    Args:
+        want: outputs of the module, ``logits`` among them.
+        got: ``candidate_ids`` and ``candidate_scores`` [1, n, k] of the graph.
+        precision: of the computation.
+    """
+    rows = zip(want["candidate_ids"][0], got["candidate_ids"][0], strict=True)
+    for row, (expected, found) in enumerate(rows):
+        logits, scores = want["logits"][0, row], want["candidate_scores"][0, row]
+        others = [int(one) for one in found if one not in expected]
+        may_differ = precision is not Precision.FP32
+        if others and not (
+            may_differ and all(_may_come_in(expected, one, logits, precision) for one in others)
+        ):
+            return f"candidates {sorted(found.tolist())}, expected {sorted(expected.tolist())}"
+        _, at, where = np.intersect1d(expected, found, return_indices=True)
+        gaps = np.abs(scores[at] - got["candidate_scores"][0, row][where])
+        gap = float(gaps.max(initial=0.0))
+        gap /= max(1.0, float(np.abs(scores).max()))
+        if not gap <= TOLERANCE[precision]:
+            return f"candidate_scores by {gap:.2e} (relative to their largest value)"
+    return None
+
+
+def _tie(scores: NDArray[Any], precision: Precision) -> float:
+    return 4 * TOLERANCE[precision] * max(1.0, float(np.abs(scores).max()))
+
+
+def _may_fall_out(
+    candidates: NDArray[Any], chosen: int, logits: NDArray[Any], precision: Precision
+) -> bool:
+    """Whether the chosen candidate is one by no more than a tie with those left out."""
+    left_out = np.delete(logits, candidates)
+    return bool(logits[chosen] - left_out.max(initial=-np.inf) <= _tie(logits, precision))
+
+
+def _may_come_in(
+    candidates: NDArray[Any], other: int, logits: NDArray[Any], precision: Precision
+) -> bool:
+    """Whether the other choice is no candidate by no more than a tie with the last one.
+
+    A drafter with a selector drafts in the target's own vocabulary: its ids are columns.
+    """
+    if other in candidates:
+        return False
+    return bool(logits[candidates].min() - logits[other] <= _tie(logits, precision))

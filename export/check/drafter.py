@@ -11,6 +11,7 @@ takes a block of rows: the first or the last.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from draftrt.export.check.check_ids import CHOSEN_FROM, TOLERANCE
 from draftrt.export.check.compare import (
+    CHOSEN_FROM,
+    TOLERANCE,
     Feeds,
+    _compare,
     check_finite,
     compare_round,
     relative_gap,
@@ -30,22 +33,18 @@ from draftrt.export.check.compare import (
     run_session,
 )
 from draftrt.export.check.extent import TABLES, Rows
-from draftrt.export.check.layer_samples import (
-    Sample,
-    compare_samples,
-    random_caches,
-    rows_for,
-    samples,
-)
-from draftrt.export.check.lazy_weights import Unread
+from draftrt.export.check.feeds import random_caches, round_feeds, walk_to_compare
+from draftrt.export.check.layer_samples import Sample, compare_samples, rows_for, samples
+from draftrt.export.check.lazy_weights import LazyWeights
 from draftrt.export.check.same_layers import check_same_layers
+from draftrt.export.checkpoint.tensors import GraphTensor
+from draftrt.export.graph.float32 import widened, write_float32_twin
 from draftrt.export.graph.layers import state_name
 from draftrt.export.models.drafter import Drafter, SampledDrafter
-from draftrt.export.models.rope_shapes import PREFIX as ROPE
+from draftrt.export.models.shapes import PREFIX as ROPE
 from draftrt.export.models.shapes import tensor_shapes
-from draftrt.export.models.signature import Walk, round_feeds, walk_to_compare
+from draftrt.export.models.signature import Walk
 from draftrt.export.weights.overflow import is_finite
-from draftrt.export.weights.tensors import GraphTensor
 from draftrt.signature import Signature
 from draftrt.spec import DrafterSpec, Precision, VocabMap
 
@@ -79,7 +78,7 @@ def check_draft_sampled(
     """
     computed = Precision.FP32 if precision is Precision.BF16 else precision
     shape = (1, spec.num_kv_heads, max_context, spec.head_dim)
-    both = _BothSides(
+    both = _DrafterSides(
         f"{path.name}, ",
         spec,
         tensors,
@@ -94,7 +93,7 @@ def check_draft_sampled(
 
 
 @dataclass(frozen=True, slots=True)
-class _BothSides:
+class _DrafterSides:
     """One layer of a drafter by its module and by its graph.
 
     Attributes:
@@ -140,7 +139,7 @@ class _BothSides:
         block = sample.block
         cut = {name: (name, block.start, block.stop) for name in TABLES}
         kind = Drafter if self.walk is None else SampledDrafter
-        weights = Unread(self.tensors, sample.layer, cut=cut)
+        weights = LazyWeights(self.tensors, sample.layer, cut=cut)
         one = self._one(sample)
         module = kind(one, weights, extra_outputs=CHOSEN_FROM, with_states=True)
         used = self._used(sample)
@@ -180,3 +179,30 @@ class _BothSides:
 
     def _one(self, sample: Sample) -> DrafterSpec:
         return replace(self.spec, layers=(self.spec.layers[sample.layer],), num_layers=1)
+
+
+def check_graph(
+    path: Path,
+    spec: DrafterSpec,
+    tensors: Mapping[str, GraphTensor],
+    signature: Signature,
+    precision: Precision,
+    max_context: int,
+) -> list[str]:
+    """Run the graph on ONNX Runtime against its module.
+
+    Returns:
+        One line a round: what was compared and the largest difference.
+
+    Raises:
+        ExportError: an id, confidence or cache row differs beyond the precision's tolerance.
+    """
+    if precision is Precision.BF16:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".twin-") as folder:
+            twin = Path(folder) / path.name
+            write_float32_twin(path, twin)
+            wide = {name: widened(tensor) for name, tensor in tensors.items()}
+            what = "bf16 graph as its float32 twin"
+            return _compare(twin, spec, wide, signature, Precision.FP32, max_context, what)
+    what = f"{precision.value} graph"
+    return _compare(path, spec, tensors, signature, precision, max_context, what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from draftrt.export.weights.tensors import GraphTensor
+from draftrt.export.checkpoint.tensors import GraphTensor
 
 FULL_CHECK_BYTES = 1 << 28  # weights of a graph up to which it is computed whole
 TABLES = ("lm_head.weight", "markov_head.markov_w2.weight", "d2t")

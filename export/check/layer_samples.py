@@ -18,9 +18,8 @@ from draftrt.export.check.compare import open_session
 from draftrt.export.check.extent import Rows, row_blocks
 from draftrt.export.check.one_layer import write_one_layer
 from draftrt.export.check.onnx_file import check_weights
-from draftrt.export.weights.tensors import GraphTensor
+from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.onnx_session import load_onnxruntime
-from draftrt.spec import Precision
 
 SPARE_ROWS = 64
 
@@ -75,17 +74,6 @@ class BothSides(Protocol):
 
     def compare(self, sample: Sample, want: Any, got: Any) -> str:
         """Compare the two; return a line about it."""
-
-
-def random_caches(
-    shapes: Sequence[tuple[int, ...]], precision: Precision
-) -> list[NDArray[np.generic]]:
-    """Return keys and values of a layer, normally distributed around zero."""
-    generator, kind = torch.Generator().manual_seed(7), getattr(torch, precision.dtype)
-    return [
-        torch.empty(shape).normal_(std=0.5, generator=generator).to(kind).numpy()
-        for shape in shapes
-    ]
 
 
 def rows_for(caches: Sequence[NDArray[Any]], used: int) -> list[NDArray[Any]]:

@@ -14,13 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftrt.export.check.extent import product_blocks
-from draftrt.export.checkpoint.tensors import TensorRef
-from draftrt.export.graph.layers import WEIGHT
+from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef
 from draftrt.export.weights.quantized import QuantizedRef
-from draftrt.export.weights.tensors import GraphTensor
+from draftrt.export.weights.tensors import WEIGHT
 
 
-class Unread:
+class LazyWeights:
     """Weights of one layer and of what surrounds it, read from the checkpoint on demand.
 
     A stand-in for the module that `draftrt.export.models.weights.Weights` reads from: the model has

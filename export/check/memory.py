@@ -11,13 +11,12 @@ from collections.abc import Mapping
 
 from draftrt.errors import ExportError
 from draftrt.export.check.extent import BLOCK_ROWS, TABLES, is_small
-from draftrt.export.graph.layers import WEIGHT
-from draftrt.export.models.rope_shapes import PREFIX
-from draftrt.export.weights.quantized_sizes import is_quantised, quantised_bytes
+from draftrt.export.checkpoint.tensors import GraphTensor
+from draftrt.export.models.shapes import PREFIX
+from draftrt.export.weights.data_file import is_read_whole, num_bytes
 from draftrt.export.weights.storage import PlacedWeights
-from draftrt.export.weights.tensors import GraphTensor
-from draftrt.export.weights.weight_slices import is_read_whole, num_bytes
-from draftrt.machine_memory import available_memory
+from draftrt.export.weights.tensors import WEIGHT, is_quantised, quantised_bytes
+from draftrt.provenance import available_memory
 
 COPY_BYTES = 50 * 10**6  # slices on their way
 EXPORT_BYTES = 360 * 10**6  # PyTorch, ONNX, ONNX Runtime: 330 to 392 by installation

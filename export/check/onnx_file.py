@@ -1,4 +1,6 @@
-"""The weights of a written graph against the checkpoint's: all of what is linked, rows of copies.
+"""A written ONNX file: what a checker says of it, and its weights against the checkpoint's.
+
+The weights of a written graph against the checkpoint's: all of what is linked, rows of copies.
 
 A weight that lies in the checkpoint's own bytes is compared by its place. Of one that was copied or
 converted rows are compared: the first, the last, and between them as many as there are
@@ -7,6 +9,8 @@ converted rows are compared: the first, the last, and between them as many as th
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +20,14 @@ import torch
 
 from draftrt.dtypes import BY_NAME
 from draftrt.errors import ExportError
-from draftrt.export.graph.initialisers import read_initialisers
+from draftrt.export.checkpoint.tensors import GraphTensor
+from draftrt.export.graph.files import read_initialisers
+from draftrt.export.weights.data_file import is_linkable, num_bytes
 from draftrt.export.weights.quantize import dequantize, quantize_rows
 from draftrt.export.weights.quantized import SLICE_ELEMENTS, QuantizedRef
-from draftrt.export.weights.tensors import GraphTensor
-from draftrt.export.weights.weight_slices import is_linkable, num_bytes
+from draftrt.manifest import LINKED
 from draftrt.quantization import TABLES
+from draftrt.signature import Signature
 
 ROW_EVERY = 1 << 21
 
@@ -147,3 +153,62 @@ def _bytes(tensor: GraphTensor, start: int, stop: int) -> bytes:
     source = tensor.source.rows(start, stop) if tensor.shape else tensor.source
     content = source.read().to(tensor.torch_dtype).contiguous()
     return content.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@contextmanager
+def checkable(path: Path) -> Iterator[Path]:
+    """Give an ONNX file for the ONNX checker: itself, or over stand-ins for linked data.
+
+    The checker looks at the names, types, shapes and sizes of external data and never at its
+    contents; it refuses hard links. A stand-in is an empty file of the same size.
+    """
+    folder = path.parent
+    if not (folder / LINKED).is_dir():
+        yield path
+        return
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".check-") as name:
+        scratch = Path(name)
+        shutil.copyfile(path, scratch / path.name)
+        (scratch / LINKED).mkdir()
+        for file in (*folder.glob("*.data"), *(folder / LINKED).iterdir()):
+            place = scratch / file.relative_to(folder)
+            with place.open("wb") as stream:
+                stream.truncate(file.stat().st_size)
+        yield scratch / path.name
+
+
+def check_file(path: Path, signature: Signature) -> None:
+    """Run the ONNX checker in full and compare the file's inputs and outputs with the signature.
+
+    Raises:
+        ExportError: the file is invalid or its names, order or shapes are not the signature's.
+    """
+    import onnx
+
+    try:
+        with checkable(path) as file:
+            onnx.checker.check_model(str(file), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"{path.name} is not valid ONNX: {error!s:.400}") from error
+    graph = onnx.load(str(path), load_external_data=False).graph
+    for kind, values, specs in (
+        ("inputs", graph.input, signature.inputs),
+        ("outputs", graph.output, signature.outputs),
+    ):
+        got = [value.name for value in values]
+        if got != [spec.name for spec in specs]:
+            raise ExportError(
+                f"{path.name} {kind}: got {got}, expected {[spec.name for spec in specs]}"
+            )
+        for value, spec in zip(values, specs, strict=True):
+            dims = [
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param
+                for dim in value.type.tensor_type.shape.dim
+            ]
+            if len(dims) != len(spec.shape) or any(
+                isinstance(want, int) and want != have
+                for want, have in zip(spec.shape, dims, strict=True)
+            ):
+                raise ExportError(
+                    f"{path.name} {kind}: {spec.name} has shape {dims}, expected {list(spec.shape)}"
+                )

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from draftrt.bundle import Bundle, GraphEntry
+from draftrt.bundle import Bundle
 from draftrt.errors import BundleError
-from draftrt.export.check.assemble import reference_module
-from draftrt.export.checkpoint.tensors import TensorRef
+from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef
 from draftrt.export.config.manifest_facts import check_facts
-from draftrt.export.graph.initialisers import read_initialisers
+from draftrt.export.graph.files import read_initialisers
 from draftrt.export.models.decoder import Decoder
-from draftrt.export.models.decoder_shapes import decoder_shapes
-from draftrt.export.models.drafter import Drafter
-from draftrt.export.models.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
-from draftrt.export.models.rope_shapes import rope_of
-from draftrt.export.models.shapes import tensor_shapes
+from draftrt.export.models.drafter import Drafter, SampledDrafter
+from draftrt.export.models.shapes import decoder_shapes, rope_of, tensor_shapes
+from draftrt.export.models.signature import EXTRA_OUTPUTS, SAMPLED_INPUTS
 from draftrt.export.weights.quantized import QuantizedRef
-from draftrt.export.weights.tensors import GraphTensor, graph_dtype, rope_tensors
-from draftrt.profile import Profile
+from draftrt.export.weights.tensors import graph_dtype, rope_tensors
+from draftrt.manifest import GraphEntry
 from draftrt.quantization import DRAFT, TARGET, describe, part_of
-from draftrt.spec import DecoderSpec, DrafterSpec, Precision
+from draftrt.spec import DecoderSpec, DrafterSpec, Precision, Profile
 
 # What code that builds a model of facts raises where they contradict each other.
 REBUILDS = (
@@ -199,3 +196,17 @@ def _wide(tensor: GraphTensor) -> GraphTensor:
     source = ref.exact() if isinstance(ref, QuantizedRef) else ref
     dtype = graph_dtype(tensor.name, Precision.FP32)
     return GraphTensor(tensor.name, tensor.shape, dtype, source)
+
+
+def reference_module(
+    spec: DrafterSpec,
+    tensors: Mapping[str, GraphTensor],
+    *,
+    extra_outputs: tuple[str, ...] = (),
+    profile: Profile = Profile.FIXED,
+    is_sampled: bool = False,
+) -> Drafter:
+    """Return the module with its contents loaded, ready to compute in eager mode."""
+    contents = {name: tensor.read() for name, tensor in tensors.items()}
+    kind = SampledDrafter if is_sampled else Drafter
+    return kind(spec, contents, profile=profile, extra_outputs=extra_outputs).eval()

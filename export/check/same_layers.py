@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.errors import ExportError
-from draftrt.export.graph.layers import CACHE, SHARED, WEIGHT, graph_parts, state_name
+from draftrt.export.graph.layers import CACHE, SHARED, graph_parts, state_name
+from draftrt.export.weights.tensors import WEIGHT
 
 
 def check_same_layers(path: Path, kinds: Sequence[Hashable]) -> list[str]:

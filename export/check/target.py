@@ -12,27 +12,21 @@ import numpy as np
 import torch
 
 from draftrt.errors import ExportError
-from draftrt.export.check.check_ids import TOLERANCE
-from draftrt.export.check.compare import open_session, relative_gap
-from draftrt.export.check.layer_samples import (
-    Sample,
-    compare_samples,
-    random_caches,
-    rows_for,
-    samples,
-)
-from draftrt.export.check.lazy_weights import Unread
+from draftrt.export.check.compare import TOLERANCE, open_session, relative_gap
+from draftrt.export.check.feeds import random_caches
+from draftrt.export.check.layer_samples import Sample, compare_samples, rows_for, samples
+from draftrt.export.check.lazy_weights import LazyWeights
 from draftrt.export.check.one_layer import feature_sources
 from draftrt.export.check.same_layers import check_same_layers
+from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.float32 import widened, write_float32_twin
 from draftrt.export.graph.layers import state_name
 from draftrt.export.models.decoder import Decoder
-from draftrt.export.models.decoder_shapes import decoder_shapes
-from draftrt.export.models.rope_shapes import PREFIX as ROPE
+from draftrt.export.models.shapes import PREFIX as ROPE
+from draftrt.export.models.shapes import decoder_shapes
 from draftrt.export.weights.overflow import is_finite, overflow_in
-from draftrt.export.weights.tensors import HEAD, TABLE, GraphTensor
-from draftrt.profile import Profile
-from draftrt.spec import DecoderSpec, Precision
+from draftrt.export.weights.tensors import LM_HEAD, TABLE
+from draftrt.spec import DecoderSpec, Precision, Profile
 
 
 def check_target(
@@ -120,7 +114,7 @@ def check_target_sampled(
             those of its kind, or logits or caches are beyond the tolerance.
     """
     computed = Precision.FP32 if precision is Precision.BF16 else precision
-    both = _BothSides(f"{path.name}, ", spec, tensors, computed, max_context)
+    both = _TargetSides(f"{path.name}, ", spec, tensors, computed, max_context)
 
     def check_nodes() -> list[str]:
         return [*_check_features(path, taps), *check_same_layers(path, spec.windows)]
@@ -132,7 +126,7 @@ def check_target_sampled(
 
 
 @dataclass(frozen=True, slots=True)
-class _BothSides:
+class _TargetSides:
     """One layer of a target by its module and by its graph.
 
     Attributes:
@@ -155,7 +149,7 @@ class _BothSides:
     @property
     def head(self) -> str:
         """Name of the weight that makes the logits."""
-        return HEAD if HEAD in self.tensors else TABLE
+        return LM_HEAD if LM_HEAD in self.tensors else TABLE
 
     def feed(self, sample: Sample) -> list[Any]:
         """Return the inputs of a round, of the caches the rows in use."""
@@ -172,8 +166,8 @@ class _BothSides:
         """Return what the module makes of them, of the caches the rows in use."""
         window = self.spec.windows[sample.layer]
         one = replace(self.spec, windows=(window,), num_layers=1, tie_word_embeddings=False)
-        cut = {HEAD: (self.head, sample.block.start, sample.block.stop)}
-        weights = Unread(self.tensors, sample.layer, cut=cut)
+        cut = {LM_HEAD: (self.head, sample.block.start, sample.block.stop)}
+        weights = LazyWeights(self.tensors, sample.layer, cut=cut)
         module = Decoder(one, weights, with_states=True).eval()
         found = _run_module(module, feeds)
         if self.precision is Precision.FP16 and not is_finite(found):

@@ -12,12 +12,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from draftrt.export.checkpoint.target import Target
+from draftrt.export.checkpoint.target import TargetCheckpoint
 from draftrt.export.config.drafter import ConfigFacts
 from draftrt.export.config.heads import cap_paths
-from draftrt.export.config.layers import SCALE_PATHS
+from draftrt.export.config.layers import SCALE_PATHS, rounded
 from draftrt.export.config.reader import Facts
-from draftrt.export.config.rounding import rounded
 from draftrt.spec import Backbone, TableSource
 
 ADOPTED = "gemma4"  # model types that start so: z-lab's runtimes scale and cap what is borrowed
@@ -28,7 +27,10 @@ MULTIPLIERS = ("embedding_multiplier", "scale_emb", "embed_scale", "embedding_sc
 
 
 def read_borrowed(
-    facts: Facts, config: ConfigFacts, target: Target | None, sources: Mapping[str, TableSource]
+    facts: Facts,
+    config: ConfigFacts,
+    target: TargetCheckpoint | None,
+    sources: Mapping[str, TableSource],
 ) -> dict[str, Any]:
     """Return the `DrafterSpec` fields that a borrowed table decides; findings stay in ``facts``.
 
@@ -48,19 +50,19 @@ def read_borrowed(
     return fields
 
 
-def brought(target: Target) -> dict[str, Any]:
+def brought(target: TargetCheckpoint) -> dict[str, Any]:
     """Return what of a target's config decides here, for a record; empty where nothing does."""
     kept = {key: target.text[key] for key in (*MULTIPLIERS, SWITCH, CAP) if key in target.text}
     is_scaled = target.spec.model_type.startswith(SCALED)
     return {**({"model_type": target.spec.model_type} if is_scaled else {}), **kept}
 
 
-def _adopts(config: ConfigFacts, target: Target) -> bool:
+def _adopts(config: ConfigFacts, target: TargetCheckpoint) -> bool:
     """Whether this format's drafters are trained behind the target's own scale and cap."""
     return target.spec.model_type.startswith(ADOPTED) and not config.kind.is_speculators
 
 
-def _scale(facts: Facts, config: ConfigFacts, target: Target) -> dict[str, Any]:
+def _scale(facts: Facts, config: ConfigFacts, target: TargetCheckpoint) -> dict[str, Any]:
     root, why = _own_scale(target)
     if root == 1.0:
         return {}
@@ -84,7 +86,7 @@ def _scale(facts: Facts, config: ConfigFacts, target: Target) -> dict[str, Any]:
     return {"embedding_scale": rounded(root, dtype)}
 
 
-def _own_scale(target: Target) -> tuple[float, str]:
+def _own_scale(target: TargetCheckpoint) -> tuple[float, str]:
     """Return what a target multiplies its embedded rows by, and where that is said."""
     if target.spec.model_type.startswith(RAW):
         return 1.0, ""
@@ -99,7 +101,7 @@ def _own_scale(target: Target) -> tuple[float, str]:
     return 1.0, ""
 
 
-def _cap(facts: Facts, config: ConfigFacts, target: Target) -> dict[str, Any]:
+def _cap(facts: Facts, config: ConfigFacts, target: TargetCheckpoint) -> dict[str, Any]:
     cap = target.text.get(CAP)
     if cap in (None, 0, False):
         return {}

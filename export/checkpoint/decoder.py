@@ -1,23 +1,27 @@
-"""A target's config.json to a `DecoderSpec`, for the dense decoders that can be exported."""
+"""A decoder target's config to checked facts.
+
+Keys of target configs that only other layers have a use for: accepted switched off.
+
+Each changes what a model computes. The layers here compute what it says while it has one of the
+values listed with it; with any other they would be another model, and the key is refused by name.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftrt.codec import shown
 from draftrt.errors import ChoiceError, DraftrtError, SpecError, UnsupportedError
-from draftrt.export.checkpoint.checkpoint_folder import CONFIG, read_config
-from draftrt.export.checkpoint.decoder_keys import refuse_switched_on
+from draftrt.export.checkpoint.claims import refuse_quantised
 from draftrt.export.checkpoint.gemma4 import WRAPPER, read_gemma4, unknown_keys
-from draftrt.export.checkpoint.stored_quantised import refuse_quantised
-from draftrt.export.checkpoint.target import Target
-from draftrt.export.config.choices import ACTIVATIONS
-from draftrt.export.config.config_attention import FULL, SLIDING
-from draftrt.export.config.harmless import HARMLESS
-from draftrt.export.config.keys import refuse_keys
+from draftrt.export.checkpoint.safetensors import CONFIG, read_config
+from draftrt.export.checkpoint.target import TargetCheckpoint
+from draftrt.export.config.keys import ACTIVATIONS, HARMLESS, refuse_keys
+from draftrt.export.config.layers import FULL, SLIDING
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
-from draftrt.json_file import shown
 from draftrt.spec import DecoderSpec
 
 
@@ -73,8 +77,6 @@ FLAVOURS = {
         default_window=4096,
     ),
 }
-
-
 WAY_OUT = "the Hugging Face port runs this target (--no-target-graph)"
 GEMMA4 = (
     "Gemma4ForCausalLM",
@@ -84,7 +86,7 @@ GEMMA4 = (
 )
 
 
-def read_decoder(target: Target, ignore: frozenset[str] = frozenset()) -> DecoderSpec:
+def read_decoder(target: TargetCheckpoint, ignore: frozenset[str] = frozenset()) -> DecoderSpec:
     """Resolve a target's layers.
 
     Args:
@@ -105,7 +107,7 @@ def read_decoder(target: Target, ignore: frozenset[str] = frozenset()) -> Decode
 
 
 def try_decoder(
-    target: Target, ignore: frozenset[str] = frozenset()
+    target: TargetCheckpoint, ignore: frozenset[str] = frozenset()
 ) -> tuple[DecoderSpec | None, DraftrtError | None]:
     """Resolve a target's layers, or return why they cannot be exported.
 
@@ -129,7 +131,7 @@ def say_left_out(problem: DraftrtError) -> str:
     )
 
 
-def _read(facts: Facts, target: Target, ignore: frozenset[str]) -> DecoderSpec | None:
+def _read(facts: Facts, target: TargetCheckpoint, ignore: frozenset[str]) -> DecoderSpec | None:
     flavour = FLAVOURS.get(target.spec.architecture)
     is_gemma4 = target.spec.architecture in GEMMA4
     if flavour is None and not is_gemma4:
@@ -211,7 +213,7 @@ def _flavoured(facts: Facts, flavour: Flavour) -> dict[str, Any]:
     return fields
 
 
-def _is_tied(facts: Facts, target: Target) -> bool:
+def _is_tied(facts: Facts, target: TargetCheckpoint) -> bool:
     """Whether the head is the embedding, as the tensors say."""
     head, embed = target.tables.get("lm_head.weight"), target.tables.get("embed_tokens.weight")
     facts.say("tie_word_embeddings", "tensors")
@@ -279,3 +281,103 @@ def _are_types(types: Any, num_layers: int) -> bool:
         and len(types) == num_layers
         and all(kind in (FULL, SLIDING) for kind in types)
     )
+
+
+NO, ONE = (False, 0), (1,)  # 0 == False and 1 == 1.0
+# what a key switches on: key to the values that keep it off
+OFF: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
+    (
+        "a mixture of experts",
+        {
+            "num_experts": NO,
+            "num_local_experts": NO,
+            "n_routed_experts": NO,
+            "enable_moe_block": NO,
+        },
+    ),
+    ("positions on several axes", {"use_mrope": NO}),
+    ("layers without positions", {"no_rope_layer_interval": NO}),
+    ("positions as a bias of the scores", {"alibi": NO, "use_alibi": NO}),
+    ("other positions in long texts", {"use_dynamic_ntk": NO, "use_logn_attn": NO}),
+    ("attention by chunks", {"attention_chunk_size": NO, "dual_chunk_attention_config": ({},)}),
+    ("attention to later tokens", {"use_bidirectional_attention": NO}),
+    ("clipped queries, keys and values", {"clip_qkv": NO}),
+    (
+        "a bound of scores or logits",
+        {"final_logit_softcapping": NO, "attn_logit_softcapping": NO, "logit_softcapping": NO},
+    ),
+    (
+        "scaled rows",
+        {
+            "logit_scale": (*NO, *ONE),
+            "logits_scaling": ONE,
+            "embedding_multiplier": ONE,
+            "residual_multiplier": ONE,
+            "attention_value_scale": ONE,
+            "scale_emb": ONE,
+        },
+    ),
+    (
+        "caches or embeddings that layers share",
+        {
+            "num_kv_shared_layers": NO,
+            "hidden_size_per_layer_input": NO,
+            "use_double_wide_mlp": NO,
+        },
+    ),
+    ("a norm around whole projections", {"qk_layernorm": NO, "qk_layer_norms": NO}),
+)
+
+
+def refuse_switched_on(facts: Facts) -> None:
+    """Add a finding for every key of `OFF` that is on, and for what else these layers cannot do."""
+    for what, keys in OFF:
+        for key, off in keys.items():
+            value = facts.raw(key)
+            if value is not None and value not in off:
+                facts.error(
+                    f"{key}: got {shown(value)}, expected {shown(off[0])}: {what} is not known to "
+                    "these layers",
+                    unsupported=True,
+                )
+    for key, check in CHECKS.items():
+        if (value := facts.raw(key)) is not None:
+            check(facts, key, value)
+
+
+def _interleaved(facts: Facts, key: str, value: Any) -> None:
+    if value is False:
+        return
+    if value is not True:
+        facts.error(f"{key}: got {shown(value)}, expected true or false")
+        return
+    facts.error(
+        f"{key}: got true: neighbouring elements of a head would be turned together, and "
+        "transformers, which these layers follow, turns its two halves",
+        "convert the checkpoint to halves, as transformers' own conversion scripts do",
+        unsupported=True,
+    )
+
+
+def _activation(facts: Facts, key: str, value: Any) -> None:
+    if value not in ("swiglu", facts.config.get("hidden_act")):
+        facts.error(
+            f"{key}: got {shown(value)}, expected 'swiglu' or what hidden_act says",
+            unsupported=True,
+        )
+
+
+def _no_rope(facts: Facts, key: str, value: Any) -> None:
+    if not isinstance(value, list) or any(one != 1 for one in value):
+        facts.error(
+            f"{key}: got {shown(value)}, expected 1 for every layer: layers without positions are "
+            "not known to these layers",
+            unsupported=True,
+        )
+
+
+CHECKS: Mapping[str, Callable[[Facts, str, Any], None]] = {
+    "rope_interleaved": _interleaved,
+    "activation": _activation,
+    "no_rope_layers": _no_rope,
+}

@@ -13,12 +13,11 @@ from typing import Any
 from draftrt.dtypes import FLOATS
 from draftrt.errors import DraftrtError, SpecError, UnsupportedError, collect
 from draftrt.export.checkpoint.borrowed import read_borrowed
-from draftrt.export.checkpoint.checkpoint_folder import open_checkpoint
-from draftrt.export.checkpoint.claims import claim
+from draftrt.export.checkpoint.claims import claim, refuse_quantised
 from draftrt.export.checkpoint.names import Canonical, canonicalise
-from draftrt.export.checkpoint.roles import check_roles
-from draftrt.export.checkpoint.stored_quantised import refuse_quantised
-from draftrt.export.checkpoint.target import Target
+from draftrt.export.checkpoint.safetensors import open_checkpoint
+from draftrt.export.checkpoint.target import TargetCheckpoint
+from draftrt.export.checkpoint.target_files import check_roles
 from draftrt.export.checkpoint.tensors import TensorRef
 from draftrt.export.checkpoint.vocabulary import read_vocabulary
 from draftrt.export.config.drafter import ConfigFacts, read_config
@@ -44,12 +43,12 @@ class LoadedDrafter:
     original_names: Mapping[str, str]
     ignored: Mapping[str, str]
     folder: Path
-    target: Target | None
+    target: TargetCheckpoint | None
 
 
 def load_drafter(
     folder: Path,
-    target: Target | None,
+    target: TargetCheckpoint | None,
     *,
     sample_from_anchor: bool | None = None,
     ignore_keys: frozenset[str] = frozenset(),
@@ -119,7 +118,7 @@ def _refused(names: Canonical, said: list[DraftrtError]) -> list[DraftrtError]:
 
 
 def _assemble(
-    facts: Facts, config: ConfigFacts, names: Canonical, target: Target | None
+    facts: Facts, config: ConfigFacts, names: Canonical, target: TargetCheckpoint | None
 ) -> DrafterSpec:
     fields: dict[str, Any] = dict(config.fields)
     fields |= read_vocabulary(facts, config, names.tensors, target)
@@ -132,7 +131,7 @@ def _assemble(
     return DrafterSpec(**fields, sources=used, warnings=tuple(facts.warnings))
 
 
-def _check_target(spec: DrafterSpec, target: Target) -> list[DraftrtError]:
+def _check_target(spec: DrafterSpec, target: TargetCheckpoint) -> list[DraftrtError]:
     """Depth, width and declared depth against the target (vLLM 48113: four of five features)."""
     t, findings = target.spec, list[DraftrtError]()
     beyond = [k for k in spec.target_layer_ids if k >= t.num_layers]

@@ -10,13 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from draftrt.export.checkpoint.target import EMBED, Target
-from draftrt.export.config.choices import ACTIVATIONS
-from draftrt.export.config.config_attention import FULL, SLIDING
-from draftrt.export.config.harmless import HARMLESS
+from draftrt.export.checkpoint.target import EMBED, TargetCheckpoint
+from draftrt.export.config.keys import ACTIVATIONS, HARMLESS
+from draftrt.export.config.layers import FULL, SLIDING, rounded
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
-from draftrt.export.config.rounding import rounded
 from draftrt.spec import Gemma4Spec
 
 WRAPPER = "ForConditionalGeneration"
@@ -31,7 +29,7 @@ OFF = {  # what these layers do not have, with its default where the config is s
 }
 
 
-def read_gemma4(facts: Facts, target: Target) -> dict[str, Any]:
+def read_gemma4(facts: Facts, target: TargetCheckpoint) -> dict[str, Any]:
     """Resolve the facts that another decoder's config states elsewhere or not at all.
 
     Returns:
@@ -84,7 +82,7 @@ def read_gemma4(facts: Facts, target: Target) -> dict[str, Any]:
 def _gemma4(
     facts: Facts,
     body: str,
-    target: Target,
+    target: TargetCheckpoint,
     types: Sequence[str],
     hidden: int,
     groups: int,
@@ -189,7 +187,7 @@ def _refuse(facts: Facts, body: str) -> None:
         facts.raw(f"{body}{key}")  # said by enable_moe_block
 
 
-def unknown_keys(facts: Facts, target: Target) -> list[str]:
+def unknown_keys(facts: Facts, target: TargetCheckpoint) -> list[str]:
     """Return keys of the text model's config that nothing here has read."""
     is_wrapped = target.spec.architecture.endswith(WRAPPER)
     return facts.unknown_keys("text_config" if is_wrapped else "", HARMLESS)

@@ -6,13 +6,15 @@ Knows files, names, dtypes and shapes; nothing about models. Pickled weights are
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from draftrt.codec import parse, read_object, shown
 from draftrt.dtypes import BY_NAME, BY_SAFETENSORS
 from draftrt.errors import CheckpointError, DraftrtError, collect
 from draftrt.export.checkpoint.tensors import TensorRef
-from draftrt.json_file import parse, read_object, shown
+from draftrt.export.config.reader import Facts
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 8
@@ -177,3 +179,42 @@ def _entry(file: Path, name: str, entry: Any, base: int) -> tuple[TensorRef, int
             f"{file}: {name!r} has {end - begin} bytes, expected {ref.num_bytes} for {list(shape)}"
         )
     return ref, base + end
+
+
+CONFIG = "config.json"
+
+
+def open_checkpoint(folder: Path) -> tuple[Facts, Mapping[str, TensorRef], list[DraftrtError]]:
+    """Read a folder's config and the headers of its tensors.
+
+    Returns:
+        The facts to resolve, each tensor by its own name (none where the headers are at fault), and
+        what is at fault with the headers, to be told along with what the config shows.
+
+    Raises:
+        DraftrtError: there is no folder or no readable config; what is wrong with the headers is
+            told with the latter.
+    """
+    check_folder(folder)
+    findings: list[DraftrtError] = []
+    refs: dict[str, TensorRef] = {}
+    try:
+        refs = read_headers(folder)
+    except CheckpointError as error:
+        findings.append(error)
+    try:
+        facts = Facts(read_config(folder), folder / CONFIG)
+    except CheckpointError as error:
+        collect([*findings, error])
+        raise
+    return facts, refs, findings
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's config.json.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    hint = "give a folder that holds config.json"
+    return read_object(folder / CONFIG, CheckpointError, hint=hint)

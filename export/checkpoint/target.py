@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftrt.codec import token_ids
 from draftrt.dtypes import FLOATS
 from draftrt.errors import CheckpointError, DraftrtError, collect
-from draftrt.export.checkpoint.checkpoint_folder import open_checkpoint
-from draftrt.export.checkpoint.roles import check_roles
+from draftrt.export.checkpoint.safetensors import open_checkpoint
+from draftrt.export.checkpoint.target_files import check_roles
 from draftrt.export.checkpoint.tensors import TensorRef
 from draftrt.export.config.reader import Facts
-from draftrt.json_file import token_ids
 from draftrt.spec import TargetSpec
 
 EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -39,7 +39,7 @@ HEAD_NAMES = ("lm_head.weight", "unembed.weight", "output.weight", "embed_out.we
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetCheckpoint:
     """A target as a drafter sees it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Target:
     text: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_target(folder: Path, *, draft: Path | None = None) -> Target:
+def read_target(folder: Path, *, draft: Path | None = None) -> TargetCheckpoint:
     """Read a target's config and headers.
 
     Args:
@@ -70,7 +70,7 @@ def read_target(folder: Path, *, draft: Path | None = None) -> Target:
     tables = _tables(folder, refs, facts, findings) if refs else {}
     spec = read_target_spec(facts, tables)
     collect([*findings, *facts.findings])
-    return Target(spec, tables, folder, facts.config.get(_body(facts)[:-1], facts.config))
+    return TargetCheckpoint(spec, tables, folder, facts.config.get(_body(facts)[:-1], facts.config))
 
 
 def read_target_spec(facts: Facts, tables: Mapping[str, TensorRef]) -> TargetSpec:

@@ -16,6 +16,7 @@ from draftrt.errors import CheckpointError, ExportError
 if TYPE_CHECKING:
     import torch
 
+
 READ_BYTES = 1 << 22  # up to this a copy is cheaper than the faults of mapped pages
 
 
@@ -149,3 +150,37 @@ class ComputedRef(TensorRef):
         """Return the rows ``start`` to ``stop`` along axis 0, not computed yet."""
         shape = (stop - start, *self.shape[1:])
         return replace(self, shape=shape, compute=lambda: self.read()[start:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTensor:
+    """One initialiser of a graph.
+
+    Attributes:
+        name: canonical name, kept in the ONNX file.
+        shape: its shape in the graph.
+        dtype: element type in the graph, a NumPy-style name.
+        source: unread content, already cut to the shape.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    source: TensorRef
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element in the graph."""
+        return BY_NAME[self.dtype].itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Element type in the graph, as PyTorch calls it."""
+        import torch
+
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    def read(self) -> torch.Tensor:
+        """Return the content in the graph's element type."""
+        return self.source.read().to(self.torch_dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from draftrt.dtypes import FLOATS
-from draftrt.export.checkpoint.target import EMBED, HEAD, Target
+from draftrt.export.checkpoint.target import EMBED, HEAD, TargetCheckpoint
 from draftrt.export.checkpoint.tensors import TensorRef
 from draftrt.export.config.drafter import ConfigFacts
 from draftrt.export.config.reader import Facts
@@ -22,7 +22,7 @@ Tensors = Mapping[str, TensorRef]
 
 
 def read_vocabulary(
-    facts: Facts, config: ConfigFacts, tensors: Tensors, target: Target | None
+    facts: Facts, config: ConfigFacts, tensors: Tensors, target: TargetCheckpoint | None
 ) -> dict[str, Any]:
     """Resolve table sources, the three sizes and the id map; findings stay in ``facts``."""
     embed_source, rows = _input_table(facts, config, tensors, target)
@@ -63,7 +63,7 @@ def read_vocabulary(
 
 
 def _input_table(
-    facts: Facts, config: ConfigFacts, tensors: Tensors, target: Target | None
+    facts: Facts, config: ConfigFacts, tensors: Tensors, target: TargetCheckpoint | None
 ) -> tuple[TableSource, int]:
     declared = config.vocab_size
     own = tensors.get(EMBED)
@@ -94,7 +94,7 @@ def _input_table(
 
 
 def _head(
-    facts: Facts, config: ConfigFacts, tensors: Tensors, target: Target | None
+    facts: Facts, config: ConfigFacts, tensors: Tensors, target: TargetCheckpoint | None
 ) -> TableSource:
     size, own = config.draft_vocab_size, tensors.get(HEAD)
     if own is not None and own.shape:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftrt.export.config.block import read_block, read_taps
-from draftrt.export.config.config_attention import read_layer_types, read_layers
 from draftrt.export.config.family import Kind, read_kind
 from draftrt.export.config.heads import (
     check_heads,
@@ -22,7 +21,7 @@ from draftrt.export.config.heads import (
     read_soft_cap,
 )
 from draftrt.export.config.keys import refuse_unknown
-from draftrt.export.config.layers import read_dimensions
+from draftrt.export.config.layers import read_dimensions, read_layer_types, read_layers
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
 from draftrt.spec import Family

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from draftrt.export.config.choices import MARKOV_TYPES
 from draftrt.export.config.family import Kind
+from draftrt.export.config.keys import MARKOV_TYPES
 from draftrt.export.config.reader import Facts
 from draftrt.spec import ConfidenceSpec, ConvSpec, Family, MarkovSpec, SelectorSpec
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 from draftrt.errors import SpecError
-from draftrt.export.config.choices import ACTIVATIONS, MARKOV_TYPES, ROPE_TYPES
+from draftrt.export.config.keys import ACTIVATIONS, MARKOV_TYPES, ROPE_TYPES
 from draftrt.spec import DecoderSpec, DrafterSpec, Family, RopeSpec
 
 SIZES = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from draftrt.codec import shown
 from draftrt.errors import DraftrtError, SpecError, UnsupportedError, collect
-from draftrt.json_file import shown
 
 T = TypeVar("T")
 REQUIRED: Any = object()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftrt.export.config.choices import ROPE_TYPES
+from draftrt.export.config.keys import ROPE_TYPES
 from draftrt.export.config.reader import Facts
 from draftrt.spec import RopeLayout, RopeSpec
 

@@ -27,7 +27,7 @@ def group_attention(path: Path) -> None:
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)
-    writer = _Writer(model.graph)
+    writer = _AttentionWriter(model.graph)
     for node in list(model.graph.node):
         if node.op_type == "Attention":
             writer.rewrite(node)
@@ -38,7 +38,7 @@ def group_attention(path: Path) -> None:
     onnx.save(model, str(path))
 
 
-class _Writer:
+class _AttentionWriter:
     """The new list of nodes; every mask and constant is made once."""
 
     def __init__(self, graph: Any) -> None:

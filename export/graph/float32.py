@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftrt.export.checkpoint.tensors import from_tensor
-from draftrt.export.graph.initialisers import load_whole
-from draftrt.export.graph.requantized import RequantizedRef
-from draftrt.export.weights.quantized import QuantizedRef
-from draftrt.export.weights.tensors import GraphTensor
+from draftrt.export.checkpoint.tensors import GraphTensor, from_tensor
+from draftrt.export.graph.files import load_whole
+from draftrt.export.weights.quantized import QuantizedRef, RequantizedRef
 
 
 def widened(tensor: GraphTensor) -> GraphTensor:

@@ -16,9 +16,9 @@ import numpy as np
 
 from draftrt.dtypes import BY_NAME
 from draftrt.errors import ExportError
+from draftrt.export.weights.tensors import WEIGHT
 from draftrt.signature import Signature
 
-WEIGHT = re.compile(r"^((?:model\.)?layers\.)(\d+)\.")
 CACHE = re.compile(r"^((?:past|present)_(?:key|value)_)(\d+)$")
 SHARED = -1  # level of what no layer alone owns: ids, positions, masks, the fused context
 EMBEDDING = "embedding.output"
@@ -86,7 +86,7 @@ def write_layers(
     whole.CopyFrom(model)
     for field in ("node", "value_info", "input", "output"):
         del getattr(whole.graph, field)[:]
-    writer = _Writer(graph, whole.graph, plan)
+    writer = _LayerWriter(graph, whole.graph, plan)
     writer.add(parts.pop(SHARED, []), None)
     head = parts.pop(len(plan.traced), [])
     for layer in range(len(plan.source)):
@@ -147,7 +147,7 @@ def graph_parts(graph: Any, count: int) -> dict[int, list[Any]]:
     return parts
 
 
-class _Writer:
+class _LayerWriter:
     """Copies nodes into a graph, a layer's under names of their own."""
 
     def __init__(self, source: Any, out: Any, plan: LayerPlan) -> None:

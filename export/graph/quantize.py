@@ -10,52 +10,13 @@ because two products of one quantised weight crash TensorRT's builder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftrt.errors import ExportError, UnsupportedError
-from draftrt.export.weights.quantized_sizes import block_of
-from draftrt.export.weights.tensors import GraphTensor
-from draftrt.quantization import HEAD, TABLES, Part, Quantization, Scheme, part_of
-
-INT4_OPSET = 21  # the first with blocks and 4-bit integers
-CODES, SCALES = ".codes", ".scales"  # appended to a weight's name
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedUse:
-    """One quantised weight of a rewritten graph, not yet written.
-
-    Attributes:
-        name: of the weight; its initialisers are called ``name + CODES`` and ``name + SCALES``.
-        tensor: the weight [out, in], unread.
-        scheme: how it is quantised.
-        is_product: stored as [in, out], the order a product reads; a table stays [rows, width].
-    """
-
-    name: str
-    tensor: GraphTensor
-    scheme: Scheme
-    is_product: bool
-
-    @property
-    def block(self) -> int | None:
-        """Elements of the reduction axis that share a scale; None for one a channel."""
-        if self.scheme is not Scheme.INT4:
-            return None
-        return block_of(self.name, self.tensor.shape[1])
-
-    @property
-    def codes_shape(self) -> tuple[int, ...]:
-        """Shape of the codes, as the graph calls them."""
-        return self.tensor.shape[::-1] if self.is_product else self.tensor.shape
-
-    @property
-    def scales_shape(self) -> tuple[int, ...]:
-        """Shape of the scales."""
-        rows, width = self.tensor.shape
-        return (rows,) if self.block is None else (width // self.block, rows)
+from draftrt.errors import ExportError
+from draftrt.export.checkpoint.tensors import GraphTensor
+from draftrt.export.weights.tensors import CODES, SCALES, QuantizedUse
+from draftrt.quantization import HEAD, TABLES, Part, Quantization, part_of
 
 
 def quantize_graph(
@@ -194,24 +155,3 @@ def look_up_rows(graph: Any) -> None:
         )
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def check_quantization(
-    tensors: Mapping[str, GraphTensor], quantization: Quantization, opset: int
-) -> None:
-    """Refuse what cannot be quantised as asked, before a graph is traced.
-
-    Raises:
-        UnsupportedError: int4 over a width that no block divides, or below opset 21.
-    """
-    if Scheme.INT4 not in quantization.values():
-        return
-    if opset < INT4_OPSET:
-        raise UnsupportedError(
-            f"--quantize int4: got opset {opset}, expected {INT4_OPSET} or later",
-            hint="use --quantize int8 with --graph compat, or --graph fixed",
-        )
-    for name, tensor in tensors.items():
-        part = part_of(name, is_product=True)
-        if part is not None and quantization.get(part) is Scheme.INT4:
-            block_of(name, tensor.shape[1])

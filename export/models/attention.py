@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftrt.spec import LayerSpec, WindowEdge
+from draftrt.export.models import ops
+from draftrt.spec import DrafterSpec, LayerSpec, Profile, WindowEdge
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +61,61 @@ def mask_of(layer: LayerSpec, positions: Tensor, num_queries: int, capacity: int
     elif layer.window is not None:
         seen = seen & (key >= first - layer.window)
     return seen.expand(num_queries, capacity)[None, None]
+
+
+def attend_with_cache(
+    spec: DrafterSpec,
+    rule: LayerSpec,
+    profile: Profile,
+    view: View,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotate, write this call's keys and values into the caches, and attend.
+
+    Args:
+        spec: the drafter.
+        rule: who may look at whom.
+        profile: operators allowed when traced.
+        view: positions, angles and masks of this call.
+        query: [1, N, K, D] float32, normed.
+        key: [1, G, T + K, D] float32, normed.
+        value: [1, G, T + K, D].
+        keys: [1, G, L, D] cache.
+        values: [1, G, L, D] cache.
+        sinks: [N] or None.
+
+    Returns:
+        Attended rows [K, N * D] and both caches.
+    """
+    interleaved = spec.rope.layout.value == "interleaved"
+    count = view.num_queries
+    query = ops.rotate(
+        query, view.cos[:, -count:], view.sin[:, -count:], interleaved=interleaved, profile=profile
+    ).to(keys.dtype)
+    key = ops.rotate(key, view.cos, view.sin, interleaved=interleaved, profile=profile)
+    keys = ops.write_cache(keys, key.to(keys.dtype), view.start, profile)
+    values = ops.write_cache(values, value.to(values.dtype), view.start, profile)
+    mask = view.masks.get(rule)
+    if sinks is not None:
+        if mask is None:
+            mask = (torch.arange(keys.shape[2], device=keys.device) < view.valid)[None, None, None]
+        out = ops.attend_plainly(
+            query, keys, values, mask=mask, scale=spec.attention_scale, sinks=sinks
+        )
+    else:
+        out = ops.attend(
+            query,
+            keys,
+            values,
+            valid=view.valid,
+            mask=mask,
+            scale=spec.attention_scale,
+            profile=profile,
+        )
+    return out.transpose(1, 2).reshape(count, spec.num_heads * spec.head_dim), keys, values

@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftrt.export.models import gemma4_decoder, ops, rope
+from draftrt.export.models import gemma4, ops, rope
 from draftrt.export.models.attention import View, mask_of
-from draftrt.export.models.mlp import gated_mlp
-from draftrt.export.models.rope_shapes import rope_of
+from draftrt.export.models.ops import gated_mlp
+from draftrt.export.models.shapes import rope_of
 from draftrt.export.models.weights import Root, Weights, register
-from draftrt.profile import Profile
-from draftrt.spec import DecoderSpec, LayerSpec
+from draftrt.spec import DecoderSpec, LayerSpec, Profile
 
 
 class Decoder(nn.Module):
@@ -71,7 +70,7 @@ class Decoder(nn.Module):
             layer, window = w.below(f"model.layers.{index}"), spec.windows[index]
             view, mask = views[window], masks.get(window)
             if spec.gemma4 is not None:
-                x, keys, values = gemma4_decoder.advance(
+                x, keys, values = gemma4.advance(
                     spec, spec.gemma4, layer, x, view, mask, keys, values, self._profile
                 )
             else:

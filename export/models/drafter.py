@@ -1,21 +1,21 @@
-"""The drafter as one function of ids, features, lengths and caches."""
+"""The drafter as one function of ids, features, lengths and caches; its families and backbones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftrt.export.models import ops, rope
+from draftrt.export.models import gemma4, heads, ops, qwen3, rope
 from draftrt.export.models.attention import View, mask_of, needs_mask
-from draftrt.export.models.families import BACKBONES, FAMILIES
-from draftrt.export.models.heads import Noise, Yield, to_target_ids
-from draftrt.export.models.outputs import SAMPLED_INPUTS, output_names
-from draftrt.export.models.weights import Root, register
-from draftrt.profile import Profile
-from draftrt.spec import DrafterSpec
+from draftrt.export.models.heads import DraftRows, Noise, to_target_ids
+from draftrt.export.models.signature import SAMPLED_INPUTS, output_names
+from draftrt.export.models.weights import Root, Weights, register
+from draftrt.spec import Backbone, DrafterSpec, Family, Profile
 
 
 class Drafter(nn.Module):
@@ -93,7 +93,7 @@ class Drafter(nn.Module):
             states.append(x)
         hidden = ops.rms_norm(x, w("norm.weight"), spec.rms_norm_eps)
         hidden = hidden[spec.block_size - spec.num_draft_tokens :]
-        rows = Yield(anchor, hidden, self._logits(hidden), noise)
+        rows = DraftRows(anchor, hidden, self._logits(hidden), noise)
         named = FAMILIES[spec.family].propose(spec, w, rows)
         named["draft_ids"] = to_target_ids(spec, w, named["draft_vocab_ids"])
         named |= {"hidden": hidden, "base_logits": rows.base_logits}
@@ -177,3 +177,28 @@ class SampledDrafter(Drafter):
         """
         walk = Noise(noise[0], inverse_temperature)
         return self._draft(anchor, target_hidden, context_length, walk, caches)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyEntry:
+    """How a family drafts; its head's tensors stand in shapes.py."""
+
+    propose: Callable[[DrafterSpec, Weights, DraftRows], dict[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneEntry:
+    """A backbone's layer; its tensors stand in shapes.py."""
+
+    layer: Callable[..., Any]
+
+
+FAMILIES = {
+    Family.DFLASH: FamilyEntry(heads.propose_dflash),
+    Family.DFLASH2: FamilyEntry(heads.propose_dflash2),
+    Family.DSPARK: FamilyEntry(heads.propose_dspark),
+}
+BACKBONES = {
+    Backbone.QWEN3: BackboneEntry(qwen3.Qwen3Layer),
+    Backbone.GEMMA4: BackboneEntry(gemma4.Gemma4Layer),
+}

@@ -8,14 +8,16 @@ Nothing here knows what a drafter is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftrt.export.models.weights import Weights
 from draftrt.export.tracing.recorder import current
-from draftrt.profile import Profile
+from draftrt.spec import Profile
 
 FP16_ROOM = 32.0  # the product of a weight row whose magnitudes sum to 2000 still fits
 
@@ -204,3 +206,30 @@ def _softmax_beside(scores: Tensor, sinks: Tensor) -> Tensor:
     raised = torch.exp(scores - peak.transpose(1, 2)[..., None])
     total = raised.sum(dim=-1).transpose(1, 2) + torch.exp(sinks - peak)
     return raised / total.transpose(1, 2)[..., None]
+
+
+def gated_mlp(u: Tensor, w: Weights, activation: str) -> Tensor:
+    """Return ``down(act(gate(u)) * up(u))``, [R, H] float32.
+
+    Args:
+        u: [R, H], any float dtype.
+        w: ``gate_proj``, ``up_proj`` and ``down_proj``, each with a bias or without.
+        activation: named as in transformers.
+    """
+    gate = linear(u, w("gate_proj.weight"), w.get("gate_proj.bias")).float()
+    up = linear(u, w("up_proj.weight"), w.get("up_proj.bias")).float()
+    inner = ACTIVATIONS[activation](gate) * up
+    return linear_to_residual(inner, w("down_proj.weight"), w.get("down_proj.bias"))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "relu": torch.relu,
+}

@@ -1,8 +1,17 @@
-"""The Qwen3-flavoured decoder layer of a drafter: forward over explicit caches.
+"""The Qwen3-flavoured decoder layer of a drafter, and DFlash2's convolution around its parts.
+
+The Qwen3-flavoured decoder layer of a drafter: forward over explicit caches.
 
 Pre-norm residual block; keys and values are projected once over context and block together, the
 queries from the block alone. The residual stream stays in float32: a block has few rows, and
 16-bit residuals overflow on real features.
+
+DFlash2's grouped dynamic causal convolution around attention and MLP.
+
+With u the sublayer's normed input, the coefficients of tap t at row i are
+``base[side, t, c] + D[i, side, t, c // g]`` where ``D = kernel_projection(u)``; side 0 acts on the
+sublayer's input, side 1 on its output. Taps reach back along the block and never past its start
+(DFlash2 release notes, "dynamic convolution").
 """
 
 from __future__ import annotations
@@ -11,15 +20,13 @@ import torch
 from torch import Tensor
 
 from draftrt.export.models import ops
-from draftrt.export.models.attention import View
-from draftrt.export.models.conv import convolve, kernels
-from draftrt.export.models.mlp import gated_mlp
+from draftrt.export.models.attention import View, attend_with_cache
+from draftrt.export.models.ops import gated_mlp
 from draftrt.export.models.weights import Weights
-from draftrt.profile import Profile
-from draftrt.spec import DrafterSpec, LayerSpec
+from draftrt.spec import DrafterSpec, LayerSpec, Profile
 
 
-class Layer:
+class Qwen3Layer:
     """One decoder layer over explicit caches."""
 
     def __init__(
@@ -91,59 +98,23 @@ class Layer:
         return gated_mlp(u, self._weights.below("mlp"), self._spec.activation)
 
 
-def attend_with_cache(
-    spec: DrafterSpec,
-    rule: LayerSpec,
-    profile: Profile,
-    view: View,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    sinks: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotate, write this call's keys and values into the caches, and attend.
+def kernels(spec: DrafterSpec, weights: Weights, u: Tensor) -> Tensor | None:
+    """Return the coefficients [K, 2, taps, H] float32 for u [K, H]; None without a convolution."""
+    if spec.conv is None:
+        return None
+    taps, group = spec.conv.kernel_size, spec.conv.group_size
+    rows, hidden = u.shape
+    dynamic = ops.linear(u, weights("kernel_projection.weight")).float()
+    dynamic = dynamic.reshape(rows, 2, taps, hidden // group, 1).expand(-1, -1, -1, -1, group)
+    return weights("base_kernel") + dynamic.reshape(rows, 2, taps, hidden)
 
-    Args:
-        spec: the drafter.
-        rule: who may look at whom.
-        profile: operators allowed when traced.
-        view: positions, angles and masks of this call.
-        query: [1, N, K, D] float32, normed.
-        key: [1, G, T + K, D] float32, normed.
-        value: [1, G, T + K, D].
-        keys: [1, G, L, D] cache.
-        values: [1, G, L, D] cache.
-        sinks: [N] or None.
 
-    Returns:
-        Attended rows [K, N * D] and both caches.
-    """
-    interleaved = spec.rope.layout.value == "interleaved"
-    count = view.num_queries
-    query = ops.rotate(
-        query, view.cos[:, -count:], view.sin[:, -count:], interleaved=interleaved, profile=profile
-    ).to(keys.dtype)
-    key = ops.rotate(key, view.cos, view.sin, interleaved=interleaved, profile=profile)
-    keys = ops.write_cache(keys, key.to(keys.dtype), view.start, profile)
-    values = ops.write_cache(values, value.to(values.dtype), view.start, profile)
-    mask = view.masks.get(rule)
-    if sinks is not None:
-        if mask is None:
-            mask = (torch.arange(keys.shape[2], device=keys.device) < view.valid)[None, None, None]
-        out = ops.attend_plainly(
-            query, keys, values, mask=mask, scale=spec.attention_scale, sinks=sinks
-        )
-    else:
-        out = ops.attend(
-            query,
-            keys,
-            values,
-            valid=view.valid,
-            mask=mask,
-            scale=spec.attention_scale,
-            profile=profile,
-        )
-    return out.transpose(1, 2).reshape(count, spec.num_heads * spec.head_dim), keys, values
+def convolve(x: Tensor, coefficients: Tensor | None, *, side: int) -> Tensor:
+    """Return x [K, H] mixed with the rows before it; unchanged without coefficients."""
+    if coefficients is None:
+        return x
+    out = coefficients[:, side, 0] * x
+    for tap in range(1, coefficients.shape[2]):
+        shifted = torch.cat((torch.zeros_like(x[:tap]), x[:-tap]))
+        out = out + coefficients[:, side, tap] * shifted
+    return out

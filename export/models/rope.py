@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftrt.errors import UnsupportedError
-from draftrt.export.config.choices import ROPE_TYPES
-from draftrt.export.models.rope_shapes import PREFIX
+from draftrt.export.config.keys import ROPE_TYPES
+from draftrt.export.models.shapes import PREFIX
 from draftrt.export.models.weights import Weights
 from draftrt.spec import RopeSpec
 

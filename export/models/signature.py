@@ -1,20 +1,94 @@
-"""The input and output table of a draft graph, and feeds made from it."""
+"""The inputs and outputs of the draft graph and of the target graph."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-
 from draftrt.errors import SpecError
-from draftrt.export.models.outputs import SAMPLED_INPUTS, output_names
-from draftrt.signature import DimRange, Signature, TensorSpec
-from draftrt.spec import DrafterSpec, Precision
+from draftrt.signature import LARGEST_BLOCK, DimRange, Signature, TensorSpec
+from draftrt.spec import DecoderSpec, DrafterSpec, Precision, VocabMap
+
+ROWS, ASKED = "R", "S"
+MAX_ROWS = 256
+
+
+def target_signature(
+    spec: DecoderSpec,
+    taps: tuple[int, ...],
+    precision: Precision,
+    max_context: int,
+    *,
+    is_flexible: bool = False,
+) -> Signature:
+    """Return the table of a target graph.
+
+    Prompts longer than `MAX_ROWS` are fed in pieces, and so are more than `LARGEST_BLOCK` tokens
+    whose next ones are all asked for.
+    """
+    length = CAPACITY if is_flexible else max_context
+    inputs = [
+        TensorSpec(name="input_ids", dtype="int64", shape=(1, ROWS), about="new tokens"),
+        TensorSpec(
+            name="context_length",
+            dtype="int64",
+            shape=(1,),
+            about="rows committed before this call",
+        ),
+        TensorSpec(
+            name="logit_rows",
+            dtype="int64",
+            shape=(ASKED,),
+            about="rows of this call, 0 to R - 1, whose next token is asked for",
+        ),
+    ]
+    outputs = [
+        TensorSpec(name="next_ids", dtype="int64", shape=(1, ASKED), about="greedy next token"),
+        TensorSpec(name="logits", dtype="float32", shape=(1, ASKED, spec.vocab_size)),
+    ]
+    if taps:
+        width = len(taps) * spec.hidden_size
+        about = f"outputs of decoder layers {list(taps)} (-1: the embedding)"
+        outputs.append(
+            TensorSpec(name="features", dtype="float32", shape=(1, ROWS, width), about=about)
+        )
+    layers = map(spec.cache_shape, range(spec.num_layers))
+    past, present = cache_tensors([(1, groups, length, dim) for groups, dim in layers], precision)
+    longest, most = min(MAX_ROWS, max_context), min(LARGEST_BLOCK, max_context)
+    ranges = {
+        ROWS: DimRange(min=1, opt=min(8, longest), max=longest),
+        ASKED: DimRange(min=1, opt=min(8, most), max=most),
+    }
+    if is_flexible:
+        ranges[CAPACITY] = DimRange(min=1, opt=max_context, max=max_context)
+    return Signature(inputs=(*inputs, *past), outputs=(*outputs, *present), dimensions=ranges)
+
+
+EXTRA_OUTPUTS = ("hidden", "base_logits", "logits", "draft_vocab_ids", "candidates")
+SAMPLED_INPUTS = ("noise", "inverse_temperature")
+CANDIDATE_OUTPUTS = ("candidate_ids", "candidate_scores")
+SAMPLED_OUTPUTS = (*CANDIDATE_OUTPUTS, "vocabulary_ids")
+
+
+def output_names(
+    spec: DrafterSpec, extra: tuple[str, ...] = (), *, is_sampled: bool = False
+) -> tuple[str, ...]:
+    """Return the outputs before the caches, in graph order, without extras the family lacks."""
+    names = ["draft_ids"] + (["confidence"] if spec.confidence is not None else [])
+    walked = {"candidates", *CANDIDATE_OUTPUTS}
+    has = {*EXTRA_OUTPUTS, *walked} if spec.selector is not None else set(EXTRA_OUTPUTS) - walked
+    asked = {name for name in extra if name in has}
+    if is_sampled and spec.selector is not None:
+        asked |= set(CANDIDATE_OUTPUTS)
+    elif is_sampled:
+        asked.add("logits")
+        if spec.vocab_map is not VocabMap.IDENTITY:
+            asked.add("vocabulary_ids")
+    return (*names, *(name for name in (*EXTRA_OUTPUTS, *SAMPLED_OUTPUTS) if name in asked))
+
 
 NEW_ROWS = "T"
 CAPACITY = "L"
-LARGEST_BLOCK = 64  # rows a target verifies in one call, at most
 NOISE = SAMPLED_INPUTS[0]
 Walk = Literal["greedy", "drawn"]
 
@@ -162,50 +236,3 @@ def _output(spec: DrafterSpec, name: str) -> TensorSpec:
     }
     dtype, shape, about = known[name]
     return TensorSpec(name=name, dtype=dtype, shape=shape, about=about)
-
-
-def round_feeds(
-    spec: DrafterSpec,
-    rng: np.random.Generator,
-    *,
-    new_rows: int,
-    context_length: int,
-    scale: float = 1.0,
-    walk: Walk | None = None,
-) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    """Return random feeds of one round, caches not included.
-
-    Args:
-        spec: the drafter.
-        rng: source of the values.
-        new_rows: T.
-        context_length: cache rows committed before the round.
-        scale: standard deviation of the features.
-        walk: how a sampled graph chooses; None for a graph without noise.
-    """
-    ids = spec.target_vocab_size or spec.input_vocab_size
-    feeds: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {
-        "anchor": rng.integers(0, ids, size=(1,), dtype=np.int64),
-        "target_hidden": (scale * rng.standard_normal((1, new_rows, spec.feature_size))).astype(
-            np.float32
-        ),
-        "context_length": np.array([context_length], dtype=np.int64),
-    }
-    shape = (1, spec.num_draft_tokens, num_choices(spec))
-    if walk == "greedy":
-        feeds["noise"] = np.zeros(shape, np.float32)
-        feeds["inverse_temperature"] = np.ones(1, np.float32)
-    elif walk == "drawn":
-        feeds["noise"] = rng.gumbel(size=shape).astype(np.float32)
-        feeds["inverse_temperature"] = rng.uniform(0.5, 2.0, size=1).astype(np.float32)
-    return feeds
-
-
-def walk_to_compare(signature: Signature, precision: Precision) -> Walk | None:
-    """Return how a graph should choose where it is compared with its module.
-
-    In 16 bits candidates of equal logits may come in another order, which noise would see.
-    """
-    if NOISE not in [tensor.name for tensor in signature.inputs]:
-        return None
-    return "drawn" if precision is Precision.FP32 else "greedy"

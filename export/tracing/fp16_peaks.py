@@ -27,7 +27,7 @@ NAMES = {  # operators of ATen in the words of this project
 }
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Fp16Peaks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every float16 tensor made while it is active.
 
     Attributes:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from draftrt.errors import ExportError
-from draftrt.export.tracing.open_size import Size, plain
-from draftrt.export.tracing.recorder import Form, Recorder
+from draftrt.export.tracing.recorder import Form, Recorder, Size, plain
 
 END = 2**63 - 1
 

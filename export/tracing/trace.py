@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from draftrt.errors import ExportError
-from draftrt.export.models.signature import LARGEST_BLOCK
 from draftrt.export.tracing.operators import FORMS
 from draftrt.export.tracing.recorder import Recorder, constant_proto, onnx_type
-from draftrt.profile import Profile
-from draftrt.signature import Signature
+from draftrt.signature import LARGEST_BLOCK, Signature
+from draftrt.spec import Profile
 
 IR_VERSION = 10
 LARGEST_CONSTANT = 1 << 20

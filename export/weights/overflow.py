@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from draftrt.errors import ExportError
-from draftrt.export.graph.layers import WEIGHT
-from draftrt.export.tracing.fp16_peaks import Recorder
+from draftrt.export.tracing.fp16_peaks import Fp16Peaks
+from draftrt.export.weights.tensors import WEIGHT
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 WAY_OUT = {
@@ -86,7 +86,7 @@ def overflow_in(
     return overflow(name, watch.got, where=where)
 
 
-class _First(Recorder):  # type: ignore[no-untyped-call]
+class _First(Fp16Peaks):  # type: ignore[no-untyped-call]
     """Finds the first float16 tensor that is not finite.
 
     Attributes:

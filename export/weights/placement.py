@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from draftrt.errors import UnsupportedError
 from draftrt.export.checkpoint.drafter import LoadedDrafter
-from draftrt.export.graph.quantize import check_quantization
+from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.options import ExportOptions
 from draftrt.export.weights.storage import PlacedWeights, WeightFiles
-from draftrt.export.weights.tensors import GraphTensor, draft_tensors, target_tensors
-from draftrt.quantization import DRAFT, TARGET
+from draftrt.export.weights.tensors import INT4_OPSET, draft_tensors, target_tensors
+from draftrt.quantization import (
+    DRAFT,
+    TARGET,
+    Quantization,
+    Scheme,
+    block_of,
+    part_of,
+)
 from draftrt.spec import DecoderSpec
 
 DRAFT_FILE, TARGET_FILE = "draft.onnx", "target.onnx"
@@ -51,3 +59,24 @@ def _place(
     quantization = options.quantization.get(graph, {})
     check_quantization(tensors, quantization, options.profile.opset)
     return files.place(f"{file}.data", tensors, quantization)
+
+
+def check_quantization(
+    tensors: Mapping[str, GraphTensor], quantization: Quantization, opset: int
+) -> None:
+    """Refuse what cannot be quantised as asked, before a graph is traced.
+
+    Raises:
+        UnsupportedError: int4 over a width that no block divides, or below opset 21.
+    """
+    if Scheme.INT4 not in quantization.values():
+        return
+    if opset < INT4_OPSET:
+        raise UnsupportedError(
+            f"--quantize int4: got opset {opset}, expected {INT4_OPSET} or later",
+            hint="use --quantize int8 with --graph compat, or --graph fixed",
+        )
+    for name, tensor in tensors.items():
+        part = part_of(name, is_product=True)
+        if part is not None and quantization.get(part) is Scheme.INT4:
+            block_of(name, tensor.shape[1])

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from draftrt.errors import CheckpointError
-from draftrt.export.weights.quantized_sizes import block_of
-from draftrt.quantization import Scheme
+from draftrt.quantization import Scheme, block_of
 
 DIVISORS = (7.0, 7.5, 8.0, 8.5)
 LARGEST = {Scheme.INT8: 127.0, Scheme.FP8: 448.0}

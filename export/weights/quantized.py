@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftrt.export.checkpoint.tensors import TensorRef, from_tensor
-from draftrt.export.graph.quantize import QuantizedUse
 from draftrt.export.weights.quantize import dequantize, quantize_rows
-from draftrt.export.weights.quantized_sizes import bytes_of
-from draftrt.quantization import Scheme
+from draftrt.export.weights.tensors import QuantizedUse
+from draftrt.quantization import Scheme, block_of, bytes_of
 
 SLICE_ELEMENTS = 1 << 22
 Place = tuple[int, int]  # offset and bytes
@@ -179,3 +178,57 @@ class QuantizedRef(TensorRef):
     def exact(self) -> QuantizedRef:
         """Return the same weight without rounding: in float32 every product is exact."""
         return replace(self, dtype="float32")
+
+
+AS_GOOD = 1 + 1e-5  # of two scales tried for an int4 block, another machine may choose the other
+
+
+@dataclass(frozen=True, slots=True)
+class RequantizedRef(TensorRef):
+    """A weight of a checkpoint, quantised like the one of a graph when it is read.
+
+    Its ``dtype`` is what the products of code and scale are rounded to; `exact` leaves them as
+    they are.
+
+    Attributes:
+        source: the checkpoint's weight.
+        stored: the graph's.
+    """
+
+    source: TensorRef | None = None
+    stored: QuantizedRef | None = None
+
+    def read(self) -> Tensor:
+        """Return the weight [out, in] that the integers would stand for."""
+        assert self.source is not None
+        assert self.stored is not None
+        content = self.source.read().float()
+        scheme, scales = self.stored.scheme, getattr(torch, self.stored.dtype)
+        made = dequantize(*quantize_rows(self.name, content, scheme, scales))
+        if scheme is Scheme.INT4 and self.stored.shape == self.shape:
+            made = _best(content, made, self.stored.exact().read(), self.name)
+        wanted: torch.dtype = getattr(torch, self.dtype)
+        return made.to(wanted)
+
+    def rows(self, start: int, stop: int) -> TensorRef:
+        """Return some rows, each quantised on its own as always."""
+        assert self.source is not None
+        assert self.stored is not None
+        return replace(
+            self,
+            shape=(stop - start, *self.shape[1:]),
+            source=self.source.rows(start, stop),
+        )
+
+    def exact(self) -> RequantizedRef:
+        """Return the same weight without rounding: in float32 every product is exact."""
+        return replace(self, dtype="float32")
+
+
+def _best(content: Tensor, made: Tensor, held: Tensor, name: str) -> Tensor:
+    """Return the weight made now, with those blocks of the held one that are as near to it."""
+    shape = (-1, block_of(name, content.shape[1]))
+    blocks = [one.reshape(shape) for one in (content, made, held)]
+    errors = [(one - blocks[0]).square().sum(dim=1, keepdim=True) for one in blocks[1:]]
+    best = torch.where(errors[1] <= errors[0] * AS_GOOD, blocks[2], blocks[1])
+    return best.reshape(content.shape)

@@ -16,23 +16,57 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from draftrt.bundle import sha256_of
 from draftrt.errors import DraftrtError, ExportError
-from draftrt.export.graph.quantize import QuantizedUse
-from draftrt.export.weights.data_file import DataFile, mapped
-from draftrt.export.weights.links import Links
-from draftrt.export.weights.places import Place, Progress, QuantizedWeight, WeightMode
-from draftrt.export.weights.quantized_sizes import is_quantised, quantised_bytes
-from draftrt.export.weights.sources import Sources
-from draftrt.export.weights.tensors import GraphTensor
-from draftrt.export.weights.weight_slices import converted, is_linkable, num_bytes
+from draftrt.export.checkpoint.tensors import GraphTensor
+from draftrt.export.options import WeightMode
+from draftrt.export.weights.data_file import DataFile, converted, is_linkable, mapped, num_bytes
+from draftrt.export.weights.links import Links, Sources
+from draftrt.export.weights.tensors import QuantizedUse, is_quantised, quantised_bytes
+from draftrt.files import sha256_of
 from draftrt.manifest import FileEntry
 from draftrt.quantization import Quantization
 
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes of a file.
+
+    Attributes:
+        file: name in the bundle.
+        offset: first byte.
+        length: number of bytes.
+    """
+
+    file: str
+    offset: int
+    length: int
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the copying is, in bytes; read while another thread counts."""
+
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A quantised weight that is written.
+
+    Attributes:
+        use: the weight.
+        codes: where its codes lie.
+        scales: where its scales lie.
+    """
+
+    use: QuantizedUse
+    codes: ByteRange
+    scales: ByteRange
+
+
 INLINE_BYTES = 1024
 ALIGNMENT = 4096
-
-
 OnTick = Callable[[Progress], None]
 TICK_S = 0.1
 
@@ -42,7 +76,7 @@ class _DataFile:
     """A data file that is planned: its tensors in order, and its hash once it is written."""
 
     path: Path
-    tensors: list[tuple[GraphTensor, Place]] = field(default_factory=list)
+    tensors: list[tuple[GraphTensor, ByteRange]] = field(default_factory=list)
     end: int = 0
 
 
@@ -71,7 +105,7 @@ class WeightFiles:
         self._pool = pool
         self._on_tick = on_tick
         self._inputs: dict[Path, Future[str]] = {}
-        self._placed: dict[object, Place] = {}
+        self._placed: dict[object, ByteRange] = {}
         self._copies: dict[str, Future[FileEntry]] = {}
         self._stop = threading.Event()
 
@@ -130,7 +164,9 @@ class WeightFiles:
             stream.seek(0, 2)
             for use in uses:
                 codes, scales = write_quantized(stream, use, _align)
-                written.append(QuantizedWeight(use, Place(data, *codes), Place(data, *scales)))
+                written.append(
+                    QuantizedWeight(use, ByteRange(data, *codes), ByteRange(data, *scales))
+                )
         entry = FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
         assert self._pool is not None
         self._copies[data] = self._pool.submit(lambda: entry)
@@ -144,7 +180,7 @@ class WeightFiles:
         """End the copying soon; what is written so far is of no use."""
         self._stop.set()
 
-    def _place(self, plan: _DataFile, tensor: GraphTensor) -> Place:
+    def _place(self, plan: _DataFile, tensor: GraphTensor) -> ByteRange:
         source, size = tensor.source, num_bytes(tensor)
         key: object = (plan.path, tensor.name)
         if source.file is not None:
@@ -152,16 +188,16 @@ class WeightFiles:
             key = (source.file, source.offset, tensor.dtype, tensor.shape[1:])
         found = self._placed.get(key)
         if found is not None and found.length >= size:
-            return Place(found.file, found.offset, size)
+            return ByteRange(found.file, found.offset, size)
         if self._mode is WeightMode.LINK and is_linkable(tensor):
             assert source.file is not None
             is_real = self._pool is not None
-            place = Place(self.links.add(source.file, is_real=is_real), source.offset, size)
+            place = ByteRange(self.links.add(source.file, is_real=is_real), source.offset, size)
             if is_real:
                 self.hash_input(source.file)
         else:
             offset = -(-plan.end // ALIGNMENT) * ALIGNMENT
-            place = Place(plan.path.name, offset, size)
+            place = ByteRange(plan.path.name, offset, size)
             plan.tensors.append((tensor, place))
             plan.end = offset + size
         self._placed[key] = place
@@ -215,7 +251,7 @@ class PlacedWeights:
     """
 
     tensors: Mapping[str, GraphTensor]
-    places: Mapping[str, Place]
+    places: Mapping[str, ByteRange]
     data: str
     files: WeightFiles
     quantization: Quantization

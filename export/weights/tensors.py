@@ -1,4 +1,6 @@
-"""Every initialiser of a graph: name, shape, element type, and where its content comes from.
+"""Every initialiser of a graph: name, shape, element type, bits, and where its content comes from.
+
+Every initialiser of a graph: name, shape, element type, and where its content comes from.
 
 One table serves the traced module (placeholders), the reference module (contents) and the weights
 file of a bundle, so they cannot disagree. Nothing here loads PyTorch before a content is read.
@@ -6,26 +8,36 @@ file of a bundle, so they cannot disagree. Nothing here loads PyTorch before a c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftrt.dtypes import BY_NAME, FLOATS
+from draftrt.dtypes import FLOATS
 from draftrt.errors import CheckpointError, collect
 from draftrt.export.checkpoint.safetensors import read_headers
-from draftrt.export.checkpoint.tensors import ComputedRef, TensorRef
-from draftrt.export.models.decoder_shapes import decoder_shapes
-from draftrt.export.models.rope_shapes import PREFIX as ROPE
-from draftrt.export.models.rope_shapes import rope_of, table_shapes
-from draftrt.export.models.shapes import tensor_shapes
+from draftrt.export.checkpoint.tensors import ComputedRef, GraphTensor, TensorRef
+from draftrt.export.models.shapes import PREFIX as ROPE
+from draftrt.export.models.shapes import decoder_shapes, rope_of, table_shapes, tensor_shapes
+from draftrt.quantization import (
+    HEAD,
+    TABLES,
+    Part,
+    Quantization,
+    Scheme,
+    block_of,
+    bytes_of,
+    part_of,
+)
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision, RopeSpec
 
 if TYPE_CHECKING:
     import torch
 
-TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+TABLE, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PREFIX = "model."
 SMALL_HEADS = (
     "confidence_head.",
@@ -41,40 +53,6 @@ ALWAYS_FP32 = (
     "attention_sink_bias",
     "mask_embedding",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GraphTensor:
-    """One initialiser of a graph.
-
-    Attributes:
-        name: canonical name, kept in the ONNX file.
-        shape: its shape in the graph.
-        dtype: element type in the graph, a NumPy-style name.
-        source: unread content, already cut to the shape.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    source: TensorRef
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element in the graph."""
-        return BY_NAME[self.dtype].itemsize
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Element type in the graph, as PyTorch calls it."""
-        import torch
-
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
-
-    def read(self) -> torch.Tensor:
-        """Return the content in the graph's element type."""
-        return self.source.read().to(self.torch_dtype)
 
 
 def graph_dtype(name: str, precision: Precision) -> str:
@@ -130,7 +108,7 @@ def target_tensors(
     collect(findings)
     made: dict[str, GraphTensor] = {}
     for name, shape in wanted.items():
-        ref = refs[TABLE if name == HEAD and HEAD not in refs else name]
+        ref = refs[TABLE if name == LM_HEAD and LM_HEAD not in refs else name]
         if ref.shape[0] > shape[0]:
             ref = ref.rows(0, shape[0])
         made[name] = GraphTensor(name, shape, graph_dtype(name, precision), ref)
@@ -153,7 +131,7 @@ def _in_words_of_the_graph(
     text = {
         PREFIX + name[len(prefix) :]: ref for name, ref in refs.items() if name.startswith(prefix)
     }
-    return text | {name: refs[name] for name in (HEAD,) if name in refs}
+    return text | {name: refs[name] for name in (LM_HEAD,) if name in refs}
 
 
 def _problems(
@@ -165,18 +143,18 @@ def _problems(
     missing = [
         name
         for name in wanted
-        if name not in refs and not (name == HEAD and spec.tie_word_embeddings)
+        if name not in refs and not (name == LM_HEAD and spec.tie_word_embeddings)
     ]
     extra = [
         name
         for name in refs
-        if name not in wanted and "rotary_emb" not in name and name not in (HEAD, TABLE)
+        if name not in wanted and "rotary_emb" not in name and name not in (LM_HEAD, TABLE)
     ]
     wrong = [
         f"{name} is {refs[name].dtype} {list(refs[name].shape)}, expected {list(shape)}"
         for name, shape in wanted.items()
         if name in refs
-        and name != HEAD
+        and name != LM_HEAD
         and (refs[name].shape != shape or refs[name].dtype not in FLOATS)
     ]
     lists = {"missing": missing, "that nothing asks for": extra, "of another shape": wrong}
@@ -210,3 +188,67 @@ def rope_tensors(
 
     shapes = table_shapes(embedding, max_context, prefix)
     return {name: table(name, shape) for name, shape in shapes.items()}
+
+
+def is_quantised(name: str, tensors: Mapping[str, GraphTensor], quantization: Quantization) -> bool:
+    """Return whether every use of a weight is quantised; a tied table has two."""
+    if name in TABLES:
+        is_tied = HEAD not in tensors
+        return Part.EMBEDDING in quantization and (not is_tied or Part.HEAD in quantization)
+    return part_of(name, is_product=True) in quantization
+
+
+def quantised_bytes(name: str, tensor: GraphTensor, quantization: Quantization) -> int:
+    """Return the bytes of codes and scales of a weight's product or lookup, 0 for others."""
+    total = 0
+    for is_product in (True, False):
+        part = part_of(name, is_product=is_product)
+        if part is None or part not in quantization:
+            continue
+        rows, width = tensor.shape
+        scheme = quantization[part]
+        count = rows if scheme is not Scheme.INT4 else rows * (width // block_of(name, width))
+        total += bytes_of(rows * width, scheme) + count * tensor.itemsize
+    return total
+
+
+WEIGHT = re.compile(r"^((?:model\.)?layers\.)(\d+)\.")
+
+
+INT4_OPSET = 21  # the first with blocks and 4-bit integers
+CODES, SCALES = ".codes", ".scales"  # appended to a weight's name
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedUse:
+    """One quantised weight of a rewritten graph, not yet written.
+
+    Attributes:
+        name: of the weight; its initialisers are called ``name + CODES`` and ``name + SCALES``.
+        tensor: the weight [out, in], unread.
+        scheme: how it is quantised.
+        is_product: stored as [in, out], the order a product reads; a table stays [rows, width].
+    """
+
+    name: str
+    tensor: GraphTensor
+    scheme: Scheme
+    is_product: bool
+
+    @property
+    def block(self) -> int | None:
+        """Elements of the reduction axis that share a scale; None for one a channel."""
+        if self.scheme is not Scheme.INT4:
+            return None
+        return block_of(self.name, self.tensor.shape[1])
+
+    @property
+    def codes_shape(self) -> tuple[int, ...]:
+        """Shape of the codes, as the graph calls them."""
+        return self.tensor.shape[::-1] if self.is_product else self.tensor.shape
+
+    @property
+    def scales_shape(self) -> tuple[int, ...]:
+        """Shape of the scales."""
+        rows, width = self.tensor.shape
+        return (rows,) if self.block is None else (width // self.block, rows)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from draftrt.backends import BACKENDS, MODULES, PLANNED, TENSORRT_RTX
-from draftrt.bundle import Bundle, PlanEntry
+from draftrt.backends import BACKENDS, EXTRAS, MODULES, PLANNED, TENSORRT_RTX
+from draftrt.bundle import Bundle
 from draftrt.errors import BackendError
-from draftrt.packages import EXTRAS
+from draftrt.manifest import PlanEntry
 from draftrt.runtime.backends.cuda import Cuda
 from draftrt.runtime.backends.trt import TrtSession
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from draftrt.errors import BackendError
 from draftrt.lifecycle import Closing
 from draftrt.runtime.backends.base import Arrays, fed_signature
-from draftrt.runtime.backends.cuda import Cuda
-from draftrt.runtime.backends.trt_buffers import Buffers
+from draftrt.runtime.backends.cuda import Buffers, Cuda
 from draftrt.runtime.backends.trt_engine import Engine, shape_of, sizes_of
 from draftrt.signature import Signature, cache_specs, check_feeds
 

@@ -1,20 +1,32 @@
-"""From target rows to the tokens of a round: picks the acceptance rule and feeds it row by row.
+"""Which drafts a target keeps, and its own next token: the acceptance rules, in pure NumPy.
+
+From target rows to the tokens of a round: picks the acceptance rule and feeds it row by row.
 
 What a row may say can depend on the text before it (repetition penalty, minimum length), drafts
 kept so far included; that text is known here, while the rules in `verify` stay free of it.
+
+Acceptance rules, in pure NumPy: which drafts the target keeps, and its own next token.
+
+Row j of the target speaks about the position of draft j (0-based); the row after the last draft
+speaks about the position behind the block. Rows are asked for one at a time and only as long as all
+drafts before them were kept, so a rule that looks at the text so far may be evaluated lazily.
+
+A row of target logits to the distribution that is sampled from, in pure NumPy.
+
+The order is that of transformers: repetition penalty, forbidden tokens, temperature, top-k, top-p,
+min-p. Everything is computed in float64, so that rejection sampling subtracts exact quantities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.decoding.proposal import Proposal
-from draftrt.runtime.decoding.sampling import adjusted_scores, probabilities
-from draftrt.runtime.decoding.verify import Acceptance, accept_matching, accept_rejection
+from draftrt.runtime.decoding.proposal import DraftDistribution, Proposal
 from draftrt.runtime.targets.base import TargetRows
 
 
@@ -86,3 +98,152 @@ class _RowView:
         is_early = self._num_new + row < self._options.min_tokens
         forbidden = (self._options.stop_ids or frozenset()) if is_early else frozenset()
         return adjusted_scores(self._logits[row], self._options, self._seen, forbidden)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Outcome of one verification.
+
+    Attributes:
+        num_accepted: drafts kept, the bonus token not counted.
+        bonus: the target's token behind them; the next round's anchor.
+    """
+
+    num_accepted: int
+    bonus: int
+
+
+def accept_matching(draft_ids: Sequence[int], choose: Callable[[int], int]) -> Acceptance:
+    """Keep drafts while they are what the target chooses itself.
+
+    Greedy decoding with ``choose`` the argmax; with ``choose`` a draw from the target's
+    distribution it is exact-match sampling. Either way the output is the target's own.
+
+    Args:
+        draft_ids: n drafts.
+        choose: row 0..n to the target's token.
+    """
+    for row, draft in enumerate(draft_ids):
+        chosen = choose(row)
+        if chosen != draft:
+            return Acceptance(row, chosen)
+    return Acceptance(len(draft_ids), choose(len(draft_ids)))
+
+
+def accept_rejection(
+    draft_ids: Sequence[int],
+    proposed: DraftDistribution | None,
+    distribution: Callable[[int], NDArray[np.float64]],
+    rng: np.random.Generator,
+) -> Acceptance:
+    """Keep draft d with probability min(1, p(d) / q(d)); else draw from what q left of p.
+
+    Every token then has exactly the target's distribution p (Leviathan et al. 2023, Theorem 3.5),
+    whatever q is, as long as the drafts were really drawn from q.
+
+    Args:
+        draft_ids: n drafts.
+        proposed: q of each draft; None for deterministic drafts (q is one-hot).
+        distribution: row 0..n to the target's p, [V] float64.
+        rng: source of randomness, independent of the drafts.
+    """
+    for row, draft in enumerate(draft_ids):
+        p = distribution(row)
+        q = 1.0 if proposed is None else proposed.probability(row, draft)
+        if rng.random() * q < p[draft]:
+            continue
+        rest = _without(draft, p) if proposed is None else proposed.subtract(row, p)
+        # q covers p but for rounding: a rejection that could not happen, and p is what is left.
+        return Acceptance(row, draw(rest if rest.any() else p, rng))
+    return Acceptance(len(draft_ids), draw(distribution(len(draft_ids)), rng))
+
+
+def draw(weights: NDArray[np.float64], rng: np.random.Generator) -> int:
+    """Draw an index with probability proportional to its weight.
+
+    Args:
+        weights: [V] float64, not negative, not all zero.
+        rng: source of randomness.
+    """
+    sums = np.cumsum(weights)
+    point = min(rng.random() * sums[-1], np.nextafter(sums[-1], 0.0))  # the product may round up
+    # The first sum strictly above the point, so that an index of weight zero is never taken.
+    return int(np.searchsorted(sums, point, side="right"))
+
+
+def _without(token: int, p: NDArray[np.float64]) -> NDArray[np.float64]:
+    rest: NDArray[np.float64] = p.copy()
+    rest[token] = 0.0
+    return rest
+
+
+NUCLEUS_GUESS = 1024  # tokens sorted before the whole vocabulary is, for top-p
+
+
+def adjusted_scores(
+    logits: NDArray[np.float32],
+    options: DecodeOptions,
+    seen: NDArray[np.bool_] | None,
+    forbidden: Iterable[int],
+) -> NDArray[np.float64]:
+    """Apply what changes even a greedy choice: repetition penalty and forbidden tokens.
+
+    Args:
+        logits: [V] float32.
+        options: the penalty is taken from here.
+        seen: [V] bool, tokens that occur in prompt or text; None while there is no penalty.
+        forbidden: ids that must not be chosen.
+
+    Returns:
+        [V] float64.
+    """
+    scores = logits.astype(np.float64)
+    if seen is not None and options.repetition_penalty != 1:
+        past = scores[seen]
+        scores[seen] = np.where(
+            past > 0, past / options.repetition_penalty, past * options.repetition_penalty
+        )
+    scores[[token for token in forbidden if token < scores.size]] = -np.inf
+    return scores
+
+
+def probabilities(scores: NDArray[np.float64], options: DecodeOptions) -> NDArray[np.float64]:
+    """Return the distribution after temperature and filters, [V] float64, sum 1.
+
+    Args:
+        scores: [V] float64 from `adjusted_scores`.
+        options: temperature above 0, top-k, top-p, min-p.
+    """
+    with np.errstate(over="ignore"):  # near temperature 0 all but the largest become minus infinity
+        scores = (scores - scores.max()) / options.temperature
+    if 0 < options.top_k < scores.size:
+        kth = np.partition(scores, -options.top_k)[-options.top_k]
+        scores = np.where(scores < kth, -np.inf, scores)
+    weights = np.exp(scores)
+    weights /= weights.sum()
+    if options.top_p < 1:
+        weights = _keep_nucleus(weights, options.top_p)
+    if options.min_p > 0:
+        weights[weights < options.min_p * weights.max()] = 0.0
+    result: NDArray[np.float64] = weights / weights.sum()
+    return result
+
+
+def _keep_nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
+    """Zero all but the fewest most probable tokens that reach ``top_p`` together."""
+    order = _largest(weights, NUCLEUS_GUESS)
+    if weights[order].sum() < top_p:
+        order = _largest(weights, weights.size)
+    num_kept = int(np.searchsorted(np.cumsum(weights[order]), top_p)) + 1
+    kept = np.zeros_like(weights)
+    kept[order[:num_kept]] = weights[order[:num_kept]]
+    return kept
+
+
+def _largest(weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Return the ids of the ``count`` largest weights, largest first."""
+    ids = np.arange(weights.size)
+    if count < weights.size:
+        ids = np.argpartition(weights, -count)[-count:]
+    order: NDArray[np.int64] = ids[np.argsort(-weights[ids], kind="stable")]
+    return order

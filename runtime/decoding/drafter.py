@@ -19,7 +19,7 @@ from draftrt.spec import DrafterSpec
 NOISE, INVERSE_TEMPERATURE = "noise", "inverse_temperature"
 
 
-class Drafter:
+class DraftSession:
     """A drafter's graph with the context of one sequence.
 
     Attributes:

@@ -2,9 +2,9 @@
 
 All that a sequence is stands in one immutable record, replaced in one step when a round is done.
 Both caches are brought back to that record before each round, so a generator that is closed, or
-interrupted inside a model, costs nothing but its unfinished round: `Decoder.resume` goes on from
-there, `Decoder.decode` starts anew. The caches know which sequence they hold, so that of two that
-are decoded by turns the older one ends with an error and never with the other's text. Not for
+interrupted inside a model, costs nothing but its unfinished round: `DecodeLoop.resume` goes on from
+there, `DecodeLoop.decode` starts anew. The caches know which sequence they hold, so that of two
+that are decoded by turns the older one ends with an error and never with the other's text. Not for
 several threads at once: `draftrt.runtime.pair.Pair` lets them wait for each other. Knows no text
 and no model.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from draftrt.errors import BusyError, FeedError, UnsupportedError
 from draftrt.runtime.decoding.acceptance import Chooser
-from draftrt.runtime.decoding.drafter import Drafter, check_feature_size
+from draftrt.runtime.decoding.drafter import DraftSession, check_feature_size
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.proposal import (
     Proposal,
@@ -57,7 +57,7 @@ class Committed:
     generation: int
 
 
-class Decoder:
+class DecodeLoop:
     """Decodes one sequence at a time with a target and, if there is one, a drafter.
 
     Attributes:
@@ -66,7 +66,7 @@ class Decoder:
     """
 
     def __init__(
-        self, target: Target, drafter: Drafter | None = None, costs: Costs | None = None
+        self, target: Target, drafter: DraftSession | None = None, costs: Costs | None = None
     ) -> None:
         """Pair a target with a drafter.
 

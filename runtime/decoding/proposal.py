@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.errors import UnsupportedError
-from draftrt.runtime.decoding.drafter import INVERSE_TEMPERATURE, NOISE, Drafter
+from draftrt.runtime.decoding.drafter import INVERSE_TEMPERATURE, NOISE, DraftSession
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.decoding.verify import DraftDistribution
 from draftrt.spec import DrafterSpec
 
 COLDEST_DRAW = 1e-3  # the lowest temperature at which drafts are drawn
@@ -83,7 +82,7 @@ def sampler_of(options: DecodeOptions, rng: np.random.Generator) -> Sampler | No
 
 
 def propose(
-    drafter: Drafter,
+    drafter: DraftSession,
     anchor: int,
     features: NDArray[np.float32],
     sampler: Sampler | None = None,
@@ -91,8 +90,8 @@ def propose(
     """Draft one block.
 
     Args:
-        drafter: see `draftrt.runtime.decoding.drafter.Drafter.draft` for the other arguments and
-            errors.
+        drafter: see `draftrt.runtime.decoding.drafter.DraftSession.draft` for the other arguments
+            and errors.
         anchor: last committed token.
         features: [1, T, m*H_t] float32 of the tokens that the drafter does not hold yet.
         sampler: draws the drafts; the graph must take noise (`check_proposal`). None: the most
@@ -169,7 +168,7 @@ def check_confidence(spec: DrafterSpec, options: DecodeOptions) -> None:
         )
 
 
-def check_proposal(drafter: Drafter, options: DecodeOptions) -> None:
+def check_proposal(drafter: DraftSession, options: DecodeOptions) -> None:
     """Check that a drafter can draw its drafts where that is asked for.
 
     Raises:
@@ -180,3 +179,31 @@ def check_proposal(drafter: Drafter, options: DecodeOptions) -> None:
             "proposal 'sampled': the draft graph has no input 'noise'",
             hint="export the bundle again with --sampled, or leave the proposal at argmax",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftDistribution:
+    """The distributions that sampled drafts were really drawn from, q.
+
+    Attributes:
+        probabilities: [n, C] float64, each row sums to 1.
+        candidate_ids: [n, C] int64, target ids of the columns, no id twice in a row; None where
+            column c is token c.
+    """
+
+    probabilities: NDArray[np.float64]
+    candidate_ids: NDArray[np.int64] | None = None
+
+    def probability(self, row: int, token: int) -> float:
+        """Return q of one token."""
+        if self.candidate_ids is None:
+            return float(self.probabilities[row, token])
+        return float(self.probabilities[row, self.candidate_ids[row] == token].sum())
+
+    def subtract(self, row: int, p: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return max(p - q, 0), [V] float64."""
+        rest: NDArray[np.float64] = p.copy()
+        q = self.probabilities[row]
+        ids = slice(len(q)) if self.candidate_ids is None else self.candidate_ids[row]
+        rest[ids] = np.maximum(rest[ids] - q, 0.0)
+        return rest

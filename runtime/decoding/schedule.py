@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.backends import ONNXRUNTIME
-from draftrt.bundle import read_manifest, write_manifest
+from draftrt.bundle import write_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.errors import BundleError
 
 NOTE = "costs"  # manifest note: what runs the pair to its measured costs

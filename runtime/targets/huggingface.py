@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.backends import absence_in
+from draftrt.codec import read_object
 from draftrt.errors import BackendError, SpecError, UnsupportedError
-from draftrt.json_file import read_object
-from draftrt.packages import absence_in
 from draftrt.runtime.targets.base import TargetRows
 from draftrt.spec import TargetSpec
 

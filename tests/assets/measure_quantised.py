@@ -29,8 +29,8 @@ from draftrt.runtime.prompts import Form, asked
 from draftrt.spec import Precision
 from draftrt.tolerances import IDS
 from draftrt.validate.parity.parity import ParityReport, check_parity
-from draftrt.validate.rounds.feature_rounds import encode_prompts, real_rounds
 from draftrt.validate.rounds.module import ReferenceRounds
+from draftrt.validate.rounds.plan import encode_prompts, real_rounds
 
 HERE = Path(__file__).resolve().parent
 COUNT = 96

@@ -16,7 +16,8 @@ from draftrt.cli import group
 from draftrt.errors import ExportError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -249,12 +250,12 @@ def test_a_planted_fault_is_found(fault: str, folder: Path) -> None:
 def test_kinds_of_layers_that_are_mixed_up_end_the_export(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftrt.export import draft_graph
+    from draftrt.export import write_graphs
     from draftrt.export.check import extent
     from draftrt.export.graph.layers import plan_layers
 
     monkeypatch.setattr(extent, "FULL_CHECK_BYTES", 0)
-    monkeypatch.setattr(draft_graph, "plan_layers", lambda kinds: plan_layers([0] * len(kinds)))
+    monkeypatch.setattr(write_graphs, "plan_layers", lambda kinds: plan_layers([0] * len(kinds)))
     line = ["export", str(folder / "draft"), "--target", str(folder / "target"), "-o"]
     line += [str(tmp_path / "bundle"), "--max-context", str(CONTEXT), "--no-target-graph"]
     done = CliRunner().invoke(group, line)
@@ -285,8 +286,9 @@ def test_a_target_is_checked_by_samples_and_its_features_by_their_places(folder:
     from draftrt.export.check.target import check_target, check_target_sampled
     from draftrt.export.checkpoint.decoder import read_decoder
     from draftrt.export.checkpoint.target import read_target
-    from draftrt.export.weights.tensors import GraphTensor, target_tensors
-    from draftrt.profile import Profile
+    from draftrt.export.checkpoint.tensors import GraphTensor
+    from draftrt.export.weights.tensors import target_tensors
+    from draftrt.spec import Profile
 
     path = folder / "bundle" / "target.onnx"
     bundle = Bundle.open(folder / "bundle")

@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 
 from draftrt.bundle import Bundle
 from draftrt.cli import group
-from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter, write_target
 
 pytestmark = pytest.mark.e2e
 

@@ -15,14 +15,15 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import helper, numpy_helper
 
-from draftrt.bundle import Bundle, hash_files, read_manifest, write_manifest
+from draftrt.bundle import Bundle, hash_files, write_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.errors import FeedError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.runtime.prompts import Form, asked
-from draftrt.validate.doctor.doctor_states import open_states
-from draftrt.validate.rounds.feature_rounds import Feeds, encode_prompts, real_rounds
+from draftrt.validate.doctor.recording import open_states
+from draftrt.validate.rounds.plan import Feeds, encode_prompts, real_rounds
 from tests.parity.planted_graphs import set_attribute
 
 pytest.importorskip("onnxruntime")

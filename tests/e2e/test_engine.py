@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.spec import Precision
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")

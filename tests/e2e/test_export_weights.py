@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from draftrt.bundle import Bundle, sha256_of
+from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.errors import BundleError
-from draftrt.hashing import sample_sha256
+from draftrt.files import sample_sha256, sha256_of
 from draftrt.runtime.load import open_graph
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("weights")]

@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 
 from draftrt.cli import group
 from draftrt.spec import DrafterSpec
-from tests.toys.toys import REMOVED, Kind, ToyDrafter, write_drafter, write_target
+from tests.toys.models import REMOVED, Kind, ToyDrafter
+from tests.toys.toys import write_drafter, write_target
 
 pytestmark = pytest.mark.e2e
 FACTS = {field.name for field in dataclasses.fields(DrafterSpec)} - {"sources", "warnings"}

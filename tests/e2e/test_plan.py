@@ -158,7 +158,8 @@ def test_what_fits_nowhere_asked_for_is_exit_status_3(
     import shutil
     from dataclasses import replace
 
-    from draftrt.bundle import read_manifest, write_manifest
+    from draftrt.bundle import write_manifest
+    from draftrt.bundle_files import read_manifest
 
     copy = tmp_path / "bundle"
     shutil.copytree(exported[0], copy)

@@ -18,8 +18,7 @@ from draftrt.cli import group
 from draftrt.runtime.cli import explanation
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load
-from draftrt.validate.records.trajectories import replay
-from draftrt.validate.records.trajectory_records import read_trajectories
+from draftrt.validate.records.trajectories import read_trajectories, replay
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")

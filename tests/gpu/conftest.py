@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.bundle import Bundle, Manifest, hash_files, write_manifest
+from draftrt.bundle import Bundle, hash_files, write_manifest
 from draftrt.engines.build import build_plan
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.options import BuildOptions
 from draftrt.export.checkpoint.drafter import load_drafter
-from draftrt.export.draft_graph import write_draft_graph
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
+from draftrt.export.write_graphs import write_draft_graph
+from draftrt.manifest import Manifest
 from draftrt.runtime.backends.cuda import Cuda
 from draftrt.validate.records.cases import GoldenCase, read_case
 from draftrt.validate.records.golden import case_target

@@ -12,15 +12,14 @@ import pytest
 
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError, FeedError
-from draftrt.export.models.signature import round_feeds
+from draftrt.export.check.feeds import round_feeds
 from draftrt.export.options import ExportOptions
-from draftrt.profile import Profile
 from draftrt.runtime.backends.plans import open_plan
 from draftrt.runtime.backends.trt import TrtSession
-from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.load import open_graph
 from draftrt.runtime.targets.graph import GraphTarget
-from draftrt.spec import Precision
+from draftrt.spec import Precision, Profile
 from draftrt.validate.parity.parity import check_parity
 from draftrt.validate.parity.report import as_text
 
@@ -43,7 +42,7 @@ def same_rounds(bundle: Bundle, session: TrtSession, *, rounds: int, walk: Any =
     spec, rng = bundle.drafter(), np.random.default_rng(0)
     equal = total = 0
     with open_graph(bundle) as onnxruntime:
-        pair = [Drafter(spec, session), Drafter(spec, onnxruntime)]
+        pair = [DraftSession(spec, session), DraftSession(spec, onnxruntime)]
         for index in range(rounds):
             rows = (5, 1, 3, 1 + spec.num_draft_tokens)[index % 4]
             length = pair[0].context_length
@@ -86,7 +85,7 @@ def test_a_bfloat16_plan_drafts_ids_of_the_vocabulary(pair_bundle: PairBundle, g
 def test_golden_cases_give_the_published_ids(name: str, case_bundle: CaseBundle, gpu: Any) -> None:
     case, bundle = case_bundle(name, ExportOptions(max_context=256))
     with open_plan(bundle, "draft", gpu.backend.value) as session:
-        drafter = Drafter(bundle.drafter(), session)
+        drafter = DraftSession(bundle.drafter(), session)
         for one in case.rounds:
             out = drafter.draft(one.anchor, one.target_hidden)
             assert out["draft_ids"][0].tolist() == one.expected["tokens"].tolist()
@@ -176,7 +175,7 @@ def test_plans_that_do_not_fit_the_gpu_or_the_feeds_are_refused(
     bundle = Bundle.open(pair_bundle("tiny-dflash"))
     backend = gpu.backend.value
     with open_plan(bundle, "draft", backend) as session:
-        drafter = Drafter(bundle.drafter(), session)
+        drafter = DraftSession(bundle.drafter(), session)
         with pytest.raises(FeedError, match="expected at most 256"):
             drafter.draft(1, np.zeros((1, 256, drafter.spec.feature_size), np.float32))
     plans = {

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from draftrt.export.checkpoint.target import Target, read_target
+from draftrt.export.checkpoint.target import TargetCheckpoint, read_target
 from tests.toys.formats import target_arrays
-from tests.toys.toys import ToyTarget, write_target
+from tests.toys.models import ToyTarget
+from tests.toys.toys import write_target
 
 
 @pytest.fixture(scope="session")
-def toy_target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+def toy_target(tmp_path_factory: pytest.TempPathFactory) -> TargetCheckpoint:
     """A target of 6 layers, width 40 and 264 ids."""
     return read_target(write_target(tmp_path_factory.mktemp("toy-target") / "target"))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.export.checkpoint.target import Target
+from draftrt.export.checkpoint.target import TargetCheckpoint
 from tests.parity.family_choices import (
     BLOCK,
     DIM,
@@ -26,7 +26,8 @@ from tests.parity.family_rows import GEMMA_SCALE, Row, choices_of_row
 from tests.parity.slow_drafter import Meaning, Rule, SlowDrafter
 from tests.parity.slow_rope import SlowRope
 from tests.toys.formats import drafter_arrays
-from tests.toys.toys import ToyDrafter, write_drafter
+from tests.toys.models import ToyDrafter
+from tests.toys.toys import write_drafter
 
 Arrays = dict[str, NDArray[Any]]
 MASK = 259
@@ -38,13 +39,13 @@ class Case:
     """A checkpoint on disk and what it should compute."""
 
     folder: Path
-    target: Target
+    target: TargetCheckpoint
     slow: SlowDrafter
     num_drafts: int
     feature_size: int = len(TAPS) * HIDDEN
 
 
-def make_case(row: Row, folder: Path, target: Target, tables: Mapping[str, Any]) -> Case:
+def make_case(row: Row, folder: Path, target: TargetCheckpoint, tables: Mapping[str, Any]) -> Case:
     """Write a row's checkpoint.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.toys.toys import Kind
+from tests.toys.models import Kind
 
 HIDDEN, HEADS, DIM, BLOCK, LAYERS = 40, 4, 16, 4, 2
 VOCABULARY, REDUCED, LOGICAL = 264, 96, 261

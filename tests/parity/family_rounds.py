@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.export.models.outputs import CANDIDATE_OUTPUTS, EXTRA_OUTPUTS
+from draftrt.export.models.signature import CANDIDATE_OUTPUTS, EXTRA_OUTPUTS
 from tests.parity.family_checkpoints import Case, rounds
 
 OUTPUTS = (*EXTRA_OUTPUTS, *CANDIDATE_OUTPUTS)  # of the drafter to compare

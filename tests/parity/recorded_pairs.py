@@ -16,15 +16,13 @@ from tokenizers import Tokenizer
 
 from draftrt.export.checkpoint.decoder import read_decoder
 from draftrt.export.checkpoint.drafter import load_drafter
-from draftrt.export.checkpoint.target import Target, read_target
+from draftrt.export.checkpoint.target import TargetCheckpoint, read_target
 from draftrt.export.models.decoder import Decoder
 from draftrt.export.weights.tensors import draft_tensors, target_tensors
 from draftrt.spec import DrafterSpec, Precision
-from draftrt.validate.doctor.doctor_setting import special_tokens
-from draftrt.validate.doctor.doctor_states import ModuleStates
-from draftrt.validate.doctor.recording import Text, with_states
+from draftrt.validate.doctor.recording import ModuleStates, Text, with_states
 from draftrt.validate.doctor.replay import Replay, build_module, widened
-from draftrt.validate.doctor.suspects import Setting, Suspect, suspects_of
+from draftrt.validate.doctor.suspects import Setting, Suspect, special_tokens, suspects_of
 from draftrt.validate.doctor.trial import Case, Tried, try_suspects
 from draftrt.validate.rounds.module import ReferenceRounds
 
@@ -116,7 +114,11 @@ def greedy(module: Decoder, prompt: list[int], num_new: int) -> Text:
 
 
 def own_drafts(
-    folder: Path, target: Target, num_texts: int, num_new: int, wrong: Suspect | None = None
+    folder: Path,
+    target: TargetCheckpoint,
+    num_texts: int,
+    num_new: int,
+    wrong: Suspect | None = None,
 ) -> Recorded:
     """Let a toy drafter write texts: all its drafts, and a random token behind each block.
 

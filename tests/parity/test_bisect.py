@@ -12,7 +12,8 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
-from draftrt.bundle import Bundle, hash_files, read_manifest, write_manifest
+from draftrt.bundle import Bundle, hash_files, write_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.export.check.reference import module_from_bundle
 from draftrt.export.graph.differences import graph_differences
@@ -23,7 +24,8 @@ from draftrt.validate.bisect.graph import Graph
 from draftrt.validate.bisect.rounds import ReferenceRound, reference_rounds
 from draftrt.validate.bisect.search import Search
 from tests.parity.planted_graphs import PLANTS, Change, Plant
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("bisect")]

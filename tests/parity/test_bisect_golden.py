@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.export.check.assemble import reference_module
+from draftrt.export.check.reference import reference_module
 from draftrt.export.checkpoint.drafter import load_drafter
-from draftrt.export.draft_graph import write_draft_graph
 from draftrt.export.options import ExportOptions
 from draftrt.export.weights.tensors import draft_tensors
-from draftrt.profile import Profile
-from draftrt.spec import Precision
+from draftrt.export.write_graphs import write_draft_graph
+from draftrt.spec import Precision, Profile
 from draftrt.validate.bisect.graph import Graph
 from draftrt.validate.bisect.rounds import reference_rounds
 from draftrt.validate.bisect.search import Search

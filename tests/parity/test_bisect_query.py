@@ -21,7 +21,8 @@ from draftrt.validate.bisect.graph import Graph
 from draftrt.validate.bisect.rounds import ReferenceRound, reference_rounds
 from draftrt.validate.bisect.search import Divergence, Search
 from tests.parity.planted_graphs import constant, insert, reading, set_attribute
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("bisect")]

@@ -14,14 +14,17 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
-from draftrt.bundle import PlanEntry, hash_files, read_manifest, write_manifest
+from draftrt.bundle import hash_files, write_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.errors import ParityError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
+from draftrt.manifest import PlanEntry
 from draftrt.spec import Precision
 from draftrt.validate.engine.engine import check_opens
-from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")

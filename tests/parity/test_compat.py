@@ -11,11 +11,12 @@ import pytest
 from draftrt.bundle import Bundle
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.profile import Profile
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.targets.graph import GraphTarget
-from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
+from draftrt.spec import Profile
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter, write_target
 
 pytestmark = [
     pytest.mark.parity,

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.export.checkpoint.target import Target
+from draftrt.export.checkpoint.target import TargetCheckpoint
 from draftrt.spec import DrafterSpec, RopeLayout, VocabMap, WindowEdge
 from draftrt.validate.doctor.suspects import Suspect
 from draftrt.validate.doctor.trial import Tried
 from tests.parity.recorded_pairs import Recorded, as_it_is, own_drafts, trained_pair
-from tests.toys.toys import Kind, ToyDrafter, write_drafter
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter
 
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("doctor")]
 Change = Callable[[DrafterSpec], DrafterSpec]
@@ -229,7 +230,12 @@ TOYS: tuple[tuple[str, ToyDrafter, Change, str, str], ...] = (
     ("toy", "change", "name", "what"), [one[1:] for one in TOYS], ids=[one[0] for one in TOYS]
 )
 def test_a_fact_planted_in_a_toy_is_named(
-    tmp_path: Path, toy_target: Target, toy: ToyDrafter, change: Change, name: str, what: str
+    tmp_path: Path,
+    toy_target: TargetCheckpoint,
+    toy: ToyDrafter,
+    change: Change,
+    name: str,
+    what: str,
 ) -> None:
     pair = own_drafts(write_drafter(tmp_path / "draft", toy), toy_target, 6, 40)
     found = best(pair.try_all(as_it_is(change(pair.spec))))
@@ -238,7 +244,9 @@ def test_a_fact_planted_in_a_toy_is_named(
 
 
 @pytest.mark.extended
-def test_features_that_should_be_normed_are_named(tmp_path: Path, toy_target: Target) -> None:
+def test_features_that_should_be_normed_are_named(
+    tmp_path: Path, toy_target: TargetCheckpoint
+) -> None:
     folder = write_drafter(tmp_path / "draft", ToyDrafter(kind=Kind.ZLAB_DFLASH))
     spec = own_drafts(folder, toy_target, 1, 8).spec
     truth = Suspect(fact="", change="", spec=spec, normed=frozenset({2}))

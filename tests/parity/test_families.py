@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from draftrt.export.check.assemble import reference_module
+from draftrt.export.check.reference import reference_module
 from draftrt.export.checkpoint.drafter import load_drafter
-from draftrt.export.checkpoint.target import Target
-from draftrt.export.config.choices import MARKOV_TYPES, ROPE_TYPES
-from draftrt.export.models.families import BACKBONES, FAMILIES
+from draftrt.export.checkpoint.target import TargetCheckpoint
+from draftrt.export.config.keys import MARKOV_TYPES, ROPE_TYPES
+from draftrt.export.models.drafter import BACKBONES, FAMILIES
 from draftrt.export.models.shapes import HEADS, LAYERS
 from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import Precision
@@ -49,7 +49,7 @@ def test_every_registered_family_and_backbone_has_a_row() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=", ".join)
 def test_a_drafter_computes_what_the_slow_one_does(
-    row: Row, tmp_path: Path, toy_target: Target, toy_tables: dict[str, Any]
+    row: Row, tmp_path: Path, toy_target: TargetCheckpoint, toy_tables: dict[str, Any]
 ) -> None:
     case = make_case(row, tmp_path / "draft", toy_target, toy_tables)
     loaded = load_drafter(case.folder, case.target)

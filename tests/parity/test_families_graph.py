@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from draftrt.export.checkpoint.drafter import load_drafter
-from draftrt.export.checkpoint.target import Target
-from draftrt.export.draft_graph import write_draft_graph
+from draftrt.export.checkpoint.target import TargetCheckpoint
 from draftrt.export.options import ExportOptions
-from draftrt.profile import Profile
+from draftrt.export.write_graphs import write_draft_graph
+from draftrt.spec import Profile
 from tests.parity.family_checkpoints import make_case
 from tests.parity.family_rounds import OUTPUTS, compare_rounds
 from tests.parity.family_rows import Row
@@ -84,7 +84,11 @@ class Session:
     ("profile", "row"), GRAPHS, ids=lambda value: getattr(value, "value", value and value[0])
 )
 def test_a_graph_computes_what_the_slow_drafter_does(
-    profile: Profile, row: Row, tmp_path: Path, toy_target: Target, toy_tables: dict[str, Any]
+    profile: Profile,
+    row: Row,
+    tmp_path: Path,
+    toy_target: TargetCheckpoint,
+    toy_tables: dict[str, Any],
 ) -> None:
     case = make_case(row, tmp_path / "draft", toy_target, toy_tables)
     loaded = load_drafter(case.folder, case.target)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.export.check.assemble import reference_module
+from draftrt.export.check.reference import reference_module
 from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.checkpoint.target import read_target
 from draftrt.export.weights.tensors import draft_tensors
@@ -23,7 +23,8 @@ from tests.parity.family_rows import GEMMA_SCALE
 from tests.parity.slow_drafter import Meaning, Rule, SlowDrafter
 from tests.parity.slow_rope import SlowRope
 from tests.toys.formats import drafter_arrays, target_arrays
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 pytestmark = pytest.mark.parity
 CONTEXT = 48

@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper
 
-from draftrt.bundle import Bundle, hash_files, read_manifest, write_manifest
+from draftrt.bundle import Bundle, hash_files, write_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.errors import BundleError, DraftrtError, SpecError
 from draftrt.export.check.reference import module_from_bundle
@@ -26,7 +27,8 @@ from draftrt.manifest import Manifest
 from draftrt.quantization import Part, Scheme, parse_quantization
 from draftrt.spec import ConfidenceSpec, DrafterSpec, Family, Precision, RopeLayout
 from tests.parity.planted_graphs import insert, nodes_of, reading, set_attribute
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("manifest-graphs")]

@@ -23,14 +23,15 @@ from draftrt.validate.records.golden import case_target
 from draftrt.validate.records.matrix import (
     IN_BF16,
     MatrixRow,
-    Settings,
+    MatrixSettings,
     Source,
     check_matrix,
     check_source,
 )
-from draftrt.validate.records.matrix_report import as_text
 from draftrt.validate.records.record import RecordOptions, record_case
-from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
+from draftrt.validate.records.report import matrix_text
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")
@@ -64,7 +65,7 @@ def check_rows(rows: list[MatrixRow]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_drafter_is_the_same_in_every_precision(name: str) -> None:
-    rows = check_source(Source(case=CASES / name), Settings())
+    rows = check_source(Source(case=CASES / name), MatrixSettings())
     check_rows(rows)
     for row in rows:
         assert row.record
@@ -81,7 +82,7 @@ def test_a_recorded_drafter_is_the_same_in_every_precision(name: str) -> None:
 
 def test_a_shipped_drafter_is_the_same_in_every_precision() -> None:
     source = Source(draft=ASSETS / "tiny-dflash", target=ASSETS / "tiny-target")
-    check_rows(check_source(source, Settings()))
+    check_rows(check_source(source, MatrixSettings()))
 
 
 def test_a_drafter_recorded_over_a_real_text_is_the_same_in_every_precision(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_a_drafter_recorded_over_a_real_text_is_the_same_in_every_precision(tmp_
     options = RecordOptions(prompt="A song of 20 green bags:", num_rounds=6)
     target = ASSETS / "tiny-target"
     case = record_case(ASSETS / "tiny-dspark", target, tmp_path / "case", options)
-    rows = check_source(Source(case=case), Settings())
+    rows = check_source(Source(case=case), MatrixSettings())
     check_rows(rows)
     record = rows[0].record
     assert record
@@ -149,14 +150,16 @@ def test_a_changed_record_and_a_changed_drafter_are_differences(tmp_path: Path) 
         ("weights", "bf16"): "different",
     }
     assert "3 of 4 comparisons differ: answers fp32, weights fp32, weights bf16" in done.stderr
-    told = as_text([MatrixRow(name="x", precision=Precision.FP16, error=RecordError("no case"))])
+    told = matrix_text(
+        [MatrixRow(name="x", precision=Precision.FP16, error=RecordError("no case"))]
+    )
     assert told[1].split() == ["x", "fp16", *["-"] * 6, "0.0", "unchecked"]
     assert told[-1] == "x fp16: no case"
 
 
 def test_processes_share_the_drafters_and_hand_back_what_stopped_them(tmp_path: Path) -> None:
     sources = [Source(case=tmp_path / name) for name in ("a", "b", "c")]
-    rows = list(check_matrix(sources, Settings(precisions=(Precision.FP32,)), jobs=2))
+    rows = list(check_matrix(sources, MatrixSettings(precisions=(Precision.FP32,)), jobs=2))
     assert [row.name for row in rows] == ["a", "b", "c"]
     assert all(isinstance(row.error, RecordError) and row.error.hint for row in rows)
 

@@ -14,14 +14,16 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import draftrt
-from draftrt.bundle import Bundle, hash_files, read_manifest, write_manifest
+from draftrt.bundle import Bundle, hash_files, write_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.errors import BackendError, ExportError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.quantization import parse_quantization
 from draftrt.spec import Precision
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("overflow")]

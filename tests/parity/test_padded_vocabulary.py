@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from draftrt.bundle import Bundle
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.load import open_graph
 from tests.toys.tokenizer import write_tokenizer
 
@@ -100,7 +100,7 @@ def test_padded_rows_are_never_drafted(tmp_path: Path) -> None:
     bundle = Bundle.open(export_bundle(draft, target, tmp_path / "bundle", options))
     spec = bundle.drafter()
     assert (spec.num_padded_rows, spec.is_reduced) == (PADDED - LOGICAL, False)
-    drafter = Drafter(spec, open_graph(bundle))
+    drafter = DraftSession(spec, open_graph(bundle))
     rng = np.random.default_rng(0)
     seen: set[int] = set()
     for _ in range(ROUNDS):

@@ -106,7 +106,7 @@ def test_codes_and_scales_that_are_not_the_checkpoints_are_found(
     from draftrt.export.check.onnx_file import check_channels
     from draftrt.export.checkpoint.drafter import load_drafter
     from draftrt.export.checkpoint.target import read_target
-    from draftrt.export.graph.initialisers import read_initialisers
+    from draftrt.export.graph.files import read_initialisers
     from draftrt.export.weights.quantized import QuantizedRef
     from draftrt.export.weights.tensors import draft_tensors
 
@@ -131,10 +131,10 @@ def test_codes_and_scales_that_are_not_the_checkpoints_are_found(
 def test_logits_stay_near_those_of_the_weights_before(mixed: Path) -> None:
     import torch
 
-    from draftrt.export.check.assemble import reference_module
+    from draftrt.export.check.feeds import round_feeds
+    from draftrt.export.check.reference import reference_module
     from draftrt.export.checkpoint.drafter import load_drafter
     from draftrt.export.checkpoint.target import read_target
-    from draftrt.export.models.signature import round_feeds
     from draftrt.export.weights.tensors import draft_tensors
 
     loaded = load_drafter(ASSETS / "tiny-dspark", read_target(ASSETS / "tiny-target"))
@@ -198,7 +198,7 @@ def test_a_table_can_be_quantised_for_lookups_alone_beside_its_tied_head(
     is_sampled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_sampled:
-        monkeypatch.setattr("draftrt.export.target_graph.is_small", lambda tensors: False)
+        monkeypatch.setattr("draftrt.export.write_graphs.is_small", lambda tensors: False)
     out = tmp_path / "bundle"
     words = ["export", "--target", str(ASSETS / "tiny-target"), "-o", str(out)]
     words += ["--quantize", "embedding=int8", "--max-context", str(CONTEXT)]

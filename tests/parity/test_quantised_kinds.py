@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from draftrt.bundle import Bundle, read_manifest
+from draftrt.bundle import Bundle
+from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.quantization import parse_quantization
 from draftrt.spec import Precision
@@ -65,8 +66,8 @@ def optimised(path: Path, tmp_path: Path) -> list[Any]:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_kind_of_drafter_agrees_with_its_own_integers(name: str, tmp_path: Path) -> None:
     from draftrt.export.checkpoint.drafter import load_drafter
-    from draftrt.export.draft_graph import write_draft_graph
     from draftrt.export.options import ExportOptions
+    from draftrt.export.write_graphs import write_draft_graph
     from draftrt.validate.records.cases import read_case
     from draftrt.validate.records.golden import case_target
 

@@ -9,9 +9,9 @@ import pytest
 from draftrt.export.check import extent
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.profile import Profile
-from draftrt.spec import Precision
-from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
+from draftrt.spec import Precision, Profile
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter, write_target
 
 pytestmark = [pytest.mark.parity, pytest.mark.extended]
 TOYS = {

@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
+from draftrt.export.check.feeds import round_feeds
 from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
-from draftrt.export.draft_graph import write_draft_graph
-from draftrt.export.models.outputs import EXTRA_OUTPUTS
-from draftrt.export.models.signature import round_feeds
+from draftrt.export.models.signature import EXTRA_OUTPUTS
 from draftrt.export.options import ExportOptions
+from draftrt.export.write_graphs import write_draft_graph
 from draftrt.validate.parity.inner_outputs import add_taps
 from draftrt.validate.records.cases import read_case
 from draftrt.validate.records.golden import case_target

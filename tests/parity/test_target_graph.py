@@ -21,7 +21,7 @@ from draftrt.export.pipeline import export_bundle
 from draftrt.export.weights.quantize import dequantize, quantize_rows
 from draftrt.quantization import parse_quantization, part_of
 from draftrt.runtime.backends.ort import AS_WRITTEN, QUANTISED_PRODUCTS
-from draftrt.runtime.decoding.loop import Decoder
+from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import open_graph
 from draftrt.runtime.targets.graph import GraphTarget
@@ -154,7 +154,9 @@ def test_an_exported_target_computes_what_transformers_computes(name: str, tmp_p
         assert out["next_ids"].tolist() == [expected[asked].argmax(-1).tolist()]
     target.rollback(0)
     options = DecodeOptions(max_tokens=256, stop_ids=frozenset())
-    decoded = [t for one in Decoder(target).decode(PROMPT.tolist(), options) for t in one.token_ids]
+    decoded = [
+        t for one in DecodeLoop(target).decode(PROMPT.tolist(), options) for t in one.token_ids
+    ]
     assert decoded == greedy(model, 256)  # passes the first size of the caches, 256 rows
     target.close()
 

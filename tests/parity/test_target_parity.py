@@ -13,14 +13,16 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
-from draftrt.bundle import hash_files, read_manifest, write_manifest
+from draftrt.bundle import hash_files, write_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.quantization import parse_quantization
 from draftrt.spec import Precision
 from tests.parity.planted_graphs import insert, reading, set_attribute
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("target-parity")]

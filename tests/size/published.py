@@ -1,6 +1,6 @@
 """Random checkpoints at the dimensions of published systems, to try exports at real size.
 
-    python -m tests.size.published_command qwen3-4b-dflash --out build/published
+    python -m tests.size.published qwen3-4b-dflash --out build/published
 
 writes ``draft/`` and ``target/`` folders (the target: config, tokenizer and the two tables a
 drafter borrows). Configs are written from the publishers' descriptions; weights are random, so a
@@ -16,8 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
+from draftrt.cli_options import OutputFolder
+from draftrt.failure_cli import Ending
 from tests.size.systems import SYSTEMS
 from tests.toys.tokenizer import write_tokenizer
 
@@ -113,3 +116,18 @@ def _write_random(
         values = 1 + 0.2 * piece if is_norm else scale * piece
         stream.write((values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes())
         left -= len(piece)
+
+
+@click.command(cls=Ending)
+@click.argument("names", nargs=-1, required=True, type=click.Choice(sorted(SYSTEMS)))
+@click.option("--out", required=True, type=OutputFolder(), help="Folder to write into.")
+@click.option("--whole-target", is_flag=True, help="Write the target's layers too.")
+def main(names: tuple[str, ...], out: Path, whole_target: bool) -> None:
+    """Write random checkpoints of the systems NAMES."""
+    for name in names:
+        draft, target = write_system(name, out, whole_target=whole_target)
+        click.echo(f"{name}: {draft} {target}")
+
+
+if __name__ == "__main__":
+    main()

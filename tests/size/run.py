@@ -1,15 +1,21 @@
-"""The rows of `make bench-size`: what is exported and built, and the bars."""
+"""The rows of `make bench-size`: what is exported and built, the bars, and the command."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
+import click
+
+from draftrt.cli_options import OutputFile, OutputFolder, write_output
+from draftrt.codec import to_json
 from draftrt.engines.memory import BUILD_BYTES, BUILD_FACTOR
 from draftrt.errors import DraftrtError
-from draftrt.machine_memory import available_memory
+from draftrt.failure_cli import Ending
+from draftrt.provenance import available_memory, command_line, now, tool_versions
 from tests.size.rows import (
     GB,
     Row,
@@ -18,10 +24,10 @@ from tests.size.rows import (
     copy_seconds,
     export_row,
     limit,
+    rival_row,
     run_export,
     weights_of,
 )
-from tests.size.size_rivals import rival_row
 
 SMALL, MIDDLE, LARGE = "qwen3-4b-dflash", "qwen3-8b-dspark-reduced", "dflash2-interleaved-target"
 TURNS = 5  # of what is compared with copying
@@ -152,3 +158,47 @@ def _dflash2(folder: Path, rivals: bool, report: Report) -> Iterator[Row]:
         report(f"not built: it takes about {needed}, {free / GB:.1f} GB are free")
         return
     yield build_row("DFlash2 at 27B dimensions, plan", bundle, lambda s, p, n: [("builds", True)])
+
+
+MISSED = 3
+
+
+@click.command(cls=Ending)
+@click.option("--out", required=True, type=OutputFolder(), help="Scratch folder.")
+@click.option("--only", multiple=True, type=click.Choice(GROUPS), help="Repeatable. [default: all]")
+@click.option("--rivals", is_flag=True, help="Run TensorRT-Edge-LLM's exporter too.")
+@click.option("--json", "json_file", type=OutputFile(), help="Write the figures.")
+@click.pass_context
+def main(
+    ctx: click.Context, out: Path, only: tuple[str, ...], rivals: bool, json_file: Path | None
+) -> None:
+    """Export and build random checkpoints of published size and compare with the bars.
+
+    Exit status 3 says that a bar was missed.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for row in run_rows(
+        out, frozenset(only), rivals=rivals, report=lambda line: click.echo(line, err=True)
+    ):
+        rows.append(row)
+        click.echo("\n".join(as_text(row)))
+    if json_file is not None:
+        facts = {"command": command_line(), "created": now(), "tools": tool_versions()}
+        record = {**facts, "rows": [to_json(row) for row in rows]}
+        write_output(json_file, json.dumps(record, indent=1) + "\n")
+    if not all(all(row.bars.values()) for row in rows):
+        ctx.exit(MISSED)
+
+
+def as_text(row: Row) -> list[str]:
+    """Return a row as lines."""
+    lines = [
+        f"{row.name}: {row.seconds:.1f} s, {row.peak_bytes / GB:.2f} GB peak, load {row.load:.1f}"
+        + (f"; {row.note}" if row.note else "")
+    ]
+    return lines + [f"  {'met   ' if met else 'MISSED'}  {bar}" for bar, met in row.bars.items()]
+
+
+if __name__ == "__main__":
+    main()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from draftrt.errors import BackendError
-from tests.size.rows import Row, export_row, limit, run_export, weights_of
-from tests.size.size_command import as_text
-from tests.size.size_rivals import _run
-from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
+from tests.size.rows import Row, _run, export_row, limit, run_export, weights_of
+from tests.size.run import as_text
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter, write_target
 
 
 @pytest.mark.slow

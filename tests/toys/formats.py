@@ -1,16 +1,19 @@
-"""What each publisher writes for a toy: config keys, tensor names and shapes.
+"""What each publisher writes for a toy: config keys, tensor names, shapes and seeded weights.
+
+What each publisher writes for a toy: config keys, tensor names and shapes.
 
 Written from the publishers' files, on purpose without the readers' tables.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.toys.models import Kind, ToyDrafter, ToyTarget
-from tests.toys.toy_weights import Arrays, Shapes, random_arrays
 
 CONV = {"conv_kernel_size": 2, "conv_group_size": 8}
 SELECTOR = {"selector_rank": 6, "selector_top_k": 5}
@@ -280,3 +283,27 @@ def _gemma4_layer(toy: ToyDrafter) -> Shapes:
     del shapes["self_attn.v_proj.weight"]  # values are the raw keys
     shapes |= {f"{name}_layernorm.weight": (toy.hidden_size,) for name in GEMMA4_NORMS}
     return shapes | {"layer_scalar": (1,)}
+
+
+Arrays = dict[str, NDArray[Any]]
+Shapes = dict[str, tuple[int, ...]]
+CODEBOOKS = ("markov_w1.weight", "markov_w2.weight", "_codebook.weight")
+
+
+def random_arrays(shapes: Shapes, seed: int) -> Arrays:
+    """Return seeded weights that keep activations of order one."""
+    rng = np.random.default_rng(seed)
+    arrays: Arrays = {}
+    for name, shape in shapes.items():
+        if name.endswith(("norm.weight", "layer_scalar")):
+            values = rng.uniform(0.5, 1.5, shape)
+        elif name.endswith("base_kernel"):
+            values = rng.uniform(-0.4, 0.4, shape)
+        elif name.endswith(CODEBOOKS):
+            values = rng.standard_normal(shape)
+        elif len(shape) == 2:
+            values = rng.standard_normal(shape) / math.sqrt(shape[1])
+        else:
+            values = 0.1 * rng.standard_normal(shape)
+        arrays[name] = values.astype(np.float32)
+    return arrays

@@ -10,10 +10,11 @@ import pytest
 
 from draftrt.errors import CheckpointError
 from draftrt.export.checkpoint.drafter import load_drafter
-from draftrt.export.checkpoint.target import Target, read_target
+from draftrt.export.checkpoint.target import TargetCheckpoint, read_target
 from draftrt.export.checkpoint.target_files import check_target_files
 from draftrt.spec import Backbone, Family, TableSource, VocabMap
-from tests.toys.toys import REMOVED, Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import REMOVED, Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 FAMILY = {
     Kind.ZLAB_DFLASH: Family.DFLASH,
@@ -27,12 +28,14 @@ FAMILY = {
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+def target(tmp_path_factory: pytest.TempPathFactory) -> TargetCheckpoint:
     return read_target(write_target(tmp_path_factory.mktemp("toys") / "target"))
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_every_kind_is_read_as_what_it_is(kind: Kind, target: Target, tmp_path: Path) -> None:
+def test_every_kind_is_read_as_what_it_is(
+    kind: Kind, target: TargetCheckpoint, tmp_path: Path
+) -> None:
     spec = load_drafter(write_drafter(tmp_path, ToyDrafter(kind=kind)), target).spec
     assert spec.family is FAMILY[kind]
     assert (spec.backbone is Backbone.GEMMA4) is (kind is Kind.DEEPSPEC_GEMMA4)
@@ -44,7 +47,7 @@ def test_every_kind_is_read_as_what_it_is(kind: Kind, target: Target, tmp_path: 
     assert not spec.warnings
 
 
-def test_the_knobs_reach_the_drafter(target: Target, tmp_path: Path) -> None:
+def test_the_knobs_reach_the_drafter(target: TargetCheckpoint, tmp_path: Path) -> None:
     toy = ToyDrafter(
         kind=Kind.SPECULATORS_DSPARK,
         num_layers=3,
@@ -74,7 +77,7 @@ def test_the_knobs_reach_the_drafter(target: Target, tmp_path: Path) -> None:
 
 
 def test_overrides_set_and_remove_keys_and_tensors_come_and_go(
-    target: Target, tmp_path: Path
+    target: TargetCheckpoint, tmp_path: Path
 ) -> None:
     toy = ToyDrafter(
         kind=Kind.ZLAB_DFLASH,
@@ -97,7 +100,7 @@ def test_the_same_description_gives_the_same_bytes_and_another_seed_others(tmp_p
     assert content("a", 5) == content("b", 5) != content("c", 6)
 
 
-def test_no_norm_weight_is_all_ones(target: Target, tmp_path: Path) -> None:
+def test_no_norm_weight_is_all_ones(target: TargetCheckpoint, tmp_path: Path) -> None:
     loaded = load_drafter(write_drafter(tmp_path, ToyDrafter(kind=Kind.ZLAB_DFLASH)), target)
     norms = [ref.read() for name, ref in loaded.tensors.items() if name.endswith("norm.weight")]
     assert len(norms) == 2 * 4 + 2

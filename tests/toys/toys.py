@@ -29,10 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.toys.formats import drafter_arrays, drafter_config, target_arrays, target_config
+from tests.toys.formats import Arrays, drafter_arrays, drafter_config, target_arrays, target_config
 from tests.toys.models import REMOVED, Kind, ToyDrafter, ToyTarget
 from tests.toys.tokenizer import NUM_TOKENS, write_tokenizer
-from tests.toys.toy_weights import Arrays
 
 __all__ = ["REMOVED", "Kind", "ToyDrafter", "ToyTarget", "write_drafter", "write_target"]
 

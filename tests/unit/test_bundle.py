@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.bundle import MANIFEST, Bundle, new_bundle
+from draftrt.bundle import Bundle, new_bundle
+from draftrt.bundle_files import MANIFEST
 from draftrt.errors import BundleError
 from draftrt.files import write_atomically
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from draftrt.cli import group
 from draftrt.cli_options import OutputFile, check_places, check_replaced, write_output
 from draftrt.errors import DraftrtError
-from tests.size import published_command, size_command
+from tests.size import published, run
 
 TRAJECTORIES = [
     *["validate", "record-trajectories", "no-drafter", "--target", "no-target"],
@@ -125,18 +125,18 @@ def test_a_folder_that_cannot_be_made_is_wrong_usage(name: str, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("command", [published_command.main, size_command.main])
+@pytest.mark.parametrize("command", [published.main, run.main])
 def test_the_folders_of_the_size_commands_are_looked_at_too(
     command: click.Command, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    names = ["smollm2-135m-dflash"] if command is published_command.main else []
+    names = ["smollm2-135m-dflash"] if command is published.main else []
     done = CliRunner().invoke(command, [*names, "--out", str(tmp_path / "file" / "a")])
     assert done.exit_code == 2, done.output
     assert f"lies below a file: {tmp_path / 'file'}" in " ".join(done.stderr.split())
 
 
 def test_no_system_to_write_is_wrong_usage(tmp_path: Path) -> None:
-    done = CliRunner().invoke(published_command.main, ["--out", str(tmp_path)])
+    done = CliRunner().invoke(published.main, ["--out", str(tmp_path)])
     assert done.exit_code == 2, done.output
     assert "Missing argument" in done.stderr

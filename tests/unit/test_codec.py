@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from draftrt.codec import read_object, token_ids
 from draftrt.errors import BundleError, CheckpointError
-from draftrt.json_file import read_object, token_ids
 
 
 @pytest.mark.parametrize(

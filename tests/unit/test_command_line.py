@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.toys.toys import ToyTarget, write_target
+from tests.toys.models import ToyTarget
+from tests.toys.toys import write_target
 
 COLLECTED = """
 import atexit, gc

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.hashing import BLOCK_BYTES, HEAD_BYTES, NUM_BLOCKS, sample_sha256
+from draftrt.files import BLOCK_BYTES, HEAD_BYTES, NUM_BLOCKS, sample_sha256
 
 SIZE = 8 << 20
 STEP = (SIZE - BLOCK_BYTES) // (NUM_BLOCKS - 1)

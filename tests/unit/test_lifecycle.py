@@ -30,7 +30,7 @@ def steps():
         pass
 """
 PROGRAM = """
-from draftrt.interrupts import ending_in_order
+from draftrt.lifecycle import ending_in_order
 try:
     with ending_in_order():
         import slow_module
@@ -74,7 +74,7 @@ def test_a_signal_waits_for_an_import_and_then_unwinds(
 # The signal comes while Python runs code whose exceptions it ignores.
 IGNORED = """
 import os, weakref
-from draftrt.interrupts import ending_in_order
+from draftrt.lifecycle import ending_in_order
 class Thing:
     def __del__(self):
         if {is_finaliser}:
@@ -92,7 +92,7 @@ with ending_in_order():
 """
 TWICE = """
 import os
-from draftrt.interrupts import ending_in_order
+from draftrt.lifecycle import ending_in_order
 try:
     with ending_in_order():
         try:
@@ -142,7 +142,7 @@ WHOLE = """
 import os, sys
 from pathlib import Path
 from draftrt.bundle import MANIFEST, new_bundle
-from draftrt.interrupts import RETRY_S, ending_in_order
+from draftrt.lifecycle import RETRY_S, ending_in_order
 place = Path(sys.argv[1])
 (place / MANIFEST).write_text("old")
 (place / "other").write_text("old")
@@ -177,7 +177,7 @@ def test_a_bundle_is_replaced_whole(call: str, root: Path, tmp_path: Path) -> No
 def test_a_signal_that_had_to_wait_until_the_end_comes_there(root: Path) -> None:
     text = """
 import os
-from draftrt.interrupts import ending_in_order, whole
+from draftrt.lifecycle import ending_in_order, whole
 @whole
 def work():
     os.kill(os.getpid(), {number})
@@ -199,7 +199,7 @@ def test_other_ignored_exceptions_are_still_told(root: Path) -> None:
 
 
 def test_an_ignored_signal_stays_ignored_and_handlers_come_back() -> None:
-    from draftrt.interrupts import ending_in_order
+    from draftrt.lifecycle import ending_in_order
 
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     hung_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.limits_table import as_markdown, updated
-from draftrt.tolerances import LIMITS
+from draftrt.tolerances import LIMITS, as_markdown, updated
 
 
 def test_the_page_holds_the_table_as_it_is(root: Path) -> None:
     page = (root / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    assert updated(page) == page, "run python -m draftrt.limits_table docs/accuracy.md"
+    assert updated(page) == page, "run python -m draftrt.tolerances docs/accuracy.md"
 
 
 def test_the_table_names_every_backend_and_every_reason() -> None:

@@ -13,14 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from draftrt import __version__
-from draftrt.bundle import Manifest, read_manifest, write_manifest
+from draftrt.bundle import write_manifest
+from draftrt.bundle_files import VERSION, read_manifest
 from draftrt.cli import group
 from draftrt.errors import BundleError
-from draftrt.manifest import FileEntry, GraphEntry, PlanEntry
-from draftrt.manifest_file import VERSION
-from draftrt.parts import Precision, RopeLayout, RopeSpec
+from draftrt.manifest import FileEntry, GraphEntry, Manifest, PlanEntry
 from draftrt.signature import DimRange, Signature, TensorSpec
-from draftrt.spec import DecoderSpec, TargetSpec
+from draftrt.spec import DecoderSpec, Precision, RopeLayout, RopeSpec, TargetSpec
 
 Place = tuple[str | int, ...]
 ROPE = RopeSpec(

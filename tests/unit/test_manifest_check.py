@@ -15,13 +15,13 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 from draftrt.bundle import Bundle
+from draftrt.bundle_files import ACTIVATIONS as KNOWN
 from draftrt.cli import group
 from draftrt.errors import BackendError, BundleError
-from draftrt.export.graph.initialisers import read_initialisers
-from draftrt.export.models.activations import ACTIVATIONS
+from draftrt.export.graph.files import read_initialisers
+from draftrt.export.models.ops import ACTIVATIONS
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.manifest_check import ACTIVATIONS as KNOWN
 from draftrt.runtime.targets.huggingface import HfTarget
 
 COMMANDS = (

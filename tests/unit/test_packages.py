@@ -11,12 +11,13 @@ from pathlib import Path
 import click
 import pytest
 
+from draftrt.backends import EXTRAS, absence, require
 from draftrt.cli import group
 from draftrt.errors import BackendError
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.packages import EXTRAS, absence, require
-from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter, write_target
 
 # Runs commands in an interpreter that finds none of some packages; prints what each ends with.
 WITHOUT = """

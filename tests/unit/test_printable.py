@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftrt.printable import printable
+from draftrt.errors import printable
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from draftrt.bundle import new_bundle
-from draftrt.scratch import REPLACED, scratch_folder
+from draftrt.files import REPLACED, scratch_folder
 
 WRITER = """
 import sys, time

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.packages import EXTRAS
+from draftrt.backends import EXTRAS
 
 SUITE = """
 import pytest

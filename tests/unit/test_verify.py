@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from draftrt import bundle_files, verified
-from draftrt.bundle import Bundle, Verify, hash_files, read_manifest, write_manifest
-from draftrt.bundle_files import SMALL_BYTES
+from draftrt import bundle_files, files
+from draftrt.bundle import Bundle, hash_files, write_manifest
+from draftrt.bundle_files import SMALL_BYTES, Verify, read_manifest
 from draftrt.cli import group
 from draftrt.errors import BundleError, DraftrtError
-from draftrt.export.options import ExportOptions
+from draftrt.export.options import ExportOptions, WeightMode
 from draftrt.export.pipeline import export_bundle
-from draftrt.export.weights.places import WeightMode
-from draftrt.hashing import sample_sha256, sha256_of
+from draftrt.files import sample_sha256, sha256_of
 from draftrt.manifest import PlanEntry
 from draftrt.quantization import parse_quantization
 
@@ -207,7 +206,7 @@ def test_a_change_after_a_good_verification_is_noticed(bundle: Path) -> None:
     Bundle.open(bundle)
     path = bundle / "target.onnx.data"
     place = 300_000
-    sample = verified.read_known(bundle)["target.onnx.data"].sample_sha256
+    sample = files.read_known(bundle)["target.onnx.data"].sample_sha256
     flip(path, place)
     assert sample_sha256(path) == sample
     with pytest.raises(BundleError, match=r"target\.onnx\.data got sha256 \w+…, expected"):
@@ -222,9 +221,9 @@ def test_a_change_without_a_trace_is_noticed_in_the_samples(
     """As a disk that rots: times, place and size stay."""
     Bundle.open(bundle)
     path = bundle / "target.onnx.data"
-    stamp = verified.stamp_of(path)
+    stamp = files.stamp_of(path)
     flip(path, 100)
-    real = verified.stamp_of
+    real = files.stamp_of
     monkeypatch.setattr(
         bundle_files, "stamp_of", lambda one: stamp if one.name == path.name else real(one)
     )
@@ -238,7 +237,7 @@ def test_a_record_that_is_damaged_means_that_nothing_is_remembered(
     Bundle.open(bundle)
     for path in (own_cache / "draftrt" / "verified").iterdir():
         path.write_text('{"files": {"target.onnx.data": 5}}')
-    assert verified.read_known(bundle) == {}
+    assert files.read_known(bundle) == {}
     flip(bundle / "target.onnx.data", 300_000)
     with pytest.raises(BundleError, match="got sha256"):
         Bundle.open(bundle)
@@ -250,7 +249,7 @@ def full_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "cache"
     place.write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(place))
-    monkeypatch.setattr(verified, "_told", set())
+    monkeypatch.setattr(files, "_told", set())
     return place
 
 

@@ -8,16 +8,15 @@ from pathlib import Path
 import click
 
 from draftrt.backends import BACKENDS
-from draftrt.bundle import Verify
-from draftrt.cli_options import OutputFile, check_places, write_output
-from draftrt.printable import printable
+from draftrt.bundle_files import Verify
+from draftrt.cli_options import OutputFile, check_places, no_verify_option, write_output
+from draftrt.errors import printable
 from draftrt.runtime.decoding.options import MOST_THREADS, SCHEDULES, ScheduleKind
 from draftrt.runtime.load import PORTS
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
-from draftrt.validate.bench.bench_picture import to_svg
-from draftrt.validate.bench.run import Settings, run_bench
-from draftrt.verify_cli import no_verify_option
+from draftrt.validate.bench.report import to_svg
+from draftrt.validate.bench.run import BenchSettings, run_bench
 
 
 @click.command()
@@ -89,7 +88,7 @@ def bench(
     check_places(
         {"--json": json_file, "--svg": svg_file}, inputs=(prompts, target, draft), bundle=bundle
     )
-    settings = Settings(
+    settings = BenchSettings(
         bundle=bundle,
         prompts=prompts,
         form=form,

@@ -10,26 +10,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftrt import __version__
-from draftrt.bundle import ELSEWHERE, Bundle, Verify
+from draftrt.bundle import ELSEWHERE, Bundle
+from draftrt.bundle_files import Verify
 from draftrt.errors import BundleError
-from draftrt.machine import peak_memory_bytes, this_machine
+from draftrt.provenance import peak_memory_bytes, this_machine
 from draftrt.runtime.decoding.options import DecodeOptions, ScheduleKind
 from draftrt.runtime.decoding.schedule import write_costs
 from draftrt.runtime.load import load
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.prompt_files import read_prompts
-from draftrt.runtime.prompts import Form, Request, room_problem
+from draftrt.runtime.prompts import Form, Request, read_prompts, room_problem
 from draftrt.runtime.targets.graph import GraphTarget
-from draftrt.validate.bench.bench_costs import measure_costs
-from draftrt.validate.bench.measure import Own, System, compare
-from draftrt.validate.bench.report import Report
+from draftrt.validate.bench.measure import Own, System, compare, measure_costs
+from draftrt.validate.bench.report import BenchReport
 from draftrt.validate.bench.rivals import check_rivals, load_rivals
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch", "numpy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class BenchSettings:
     """What to measure, and how; names as in the command line.
 
     Attributes:
@@ -68,7 +67,7 @@ class Settings:
     verify: Verify = Verify.REMEMBERED
 
 
-def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
+def run_bench(settings: BenchSettings, report: Callable[[str], None]) -> BenchReport:
     """Measure a pair; returns what was found.
 
     Args:
@@ -105,7 +104,7 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
             repeats=settings.repeats,
             report=report,
         )
-        return Report(
+        return BenchReport(
             bundle=str(settings.bundle),
             pair=f"{spec.family.value}, {spec.num_draft_tokens} drafts a round; {pair.runs_as}",
             max_tokens=settings.max_tokens,
@@ -124,7 +123,7 @@ def run_bench(settings: Settings, report: Callable[[str], None]) -> Report:
         )
 
 
-def _check_places(bundle: Bundle, settings: Settings) -> None:
+def _check_places(bundle: Bundle, settings: BenchSettings) -> None:
     """Refuse what would fail once everything is timed."""
     if settings.rivals:
         check_rivals(bundle, settings.target, settings.draft)
@@ -132,7 +131,7 @@ def _check_places(bundle: Bundle, settings: Settings) -> None:
         raise BundleError(f"{bundle.path}: cannot be written, for --calibrate", hint=ELSEWHERE)
 
 
-def _loaded(settings: Settings) -> Pair:
+def _loaded(settings: BenchSettings) -> Pair:
     return load(
         settings.bundle,
         target=settings.target,
@@ -153,7 +152,7 @@ def _encoded(
     return prompts
 
 
-def _rivals(bundle: Bundle, settings: Settings) -> tuple[list[System], list[str]]:
+def _rivals(bundle: Bundle, settings: BenchSettings) -> tuple[list[System], list[str]]:
     if not settings.rivals:
         return [], []
     return load_rivals(

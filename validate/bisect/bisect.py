@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftrt.bundle import Bundle, Verify
-from draftrt.packages import require
+from draftrt.backends import require
+from draftrt.bundle import Bundle
+from draftrt.bundle_files import Verify
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.bisect.graph import Graph
 from draftrt.validate.bisect.rounds import reference_rounds
@@ -139,9 +140,9 @@ def incomparable(bundle: DrafterSpec, checkpoint: DrafterSpec) -> str:
 
 
 def _fresh_module(bundle: Bundle, fresh: Fresh, *, is_wide: bool) -> Drafter:
-    from draftrt.export.check.assemble import reference_module
+    from draftrt.export.check.reference import reference_module
     from draftrt.export.graph.float32 import widened
-    from draftrt.export.models.outputs import EXTRA_OUTPUTS, SAMPLED_INPUTS
+    from draftrt.export.models.signature import EXTRA_OUTPUTS, SAMPLED_INPUTS
 
     fed = {tensor.name for tensor in bundle.graph("draft").signature.inputs}
     return reference_module(

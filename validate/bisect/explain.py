@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from draftrt.spec import DrafterSpec
 from draftrt.validate.bisect.gaps import Gap
 from draftrt.validate.bisect.graph import MOVES, attributes_of
-from draftrt.validate.bisect.module import INTO, KEYS, MASK, OUT, QUERY, Place
+from draftrt.validate.bisect.module import INTO, KEYS, MASK, OUT, QUERY, RecordedPlace
 from draftrt.validate.bisect.rounds import ReferenceRound
 from draftrt.validate.compare.checkpoint import factor_of
 
@@ -69,7 +69,7 @@ class Evidence:
         edits: nodes of the graph that are not as the facts give them.
     """
 
-    place: Place
+    place: RecordedPlace
     gap: Gap
     round: ReferenceRound
     spec: DrafterSpec
@@ -187,7 +187,7 @@ def _elsewhere(seen: Evidence) -> Iterator[str]:
             return
 
 
-def _told(place: Place) -> str:
+def _told(place: RecordedPlace) -> str:
     return f"{place}" if place.side else f"as {place}"
 
 
@@ -223,8 +223,8 @@ def _rotation(seen: Evidence) -> Iterator[str]:
         return
     values, layer = seen.round.values, seen.place.number
     norm = "q_norm" if seen.place.name == QUERY else "k_norm"
-    rows = values.get(Place(f"layers.{layer}.self_attn.{norm}.weight", 0, OUT))
-    cos, sin = (values.get(Place(f"rope.{name}", 0, OUT)) for name in ("cos", "sin"))
+    rows = values.get(RecordedPlace(f"layers.{layer}.self_attn.{norm}.weight", 0, OUT))
+    cos, sin = (values.get(RecordedPlace(f"rope.{name}", 0, OUT)) for name in ("cos", "sin"))
     if rows is None or cos is None or sin is None:
         return
     x = rows[0].transpose(1, 0, 2)  # [heads, R, D]
@@ -269,7 +269,7 @@ def rotated(
 def _blocks(seen: Evidence) -> Iterator[str]:
     """Find features whose taps were concatenated in another order."""
     got, want, taps = seen.gap.got, seen.gap.want, len(seen.spec.target_layer_ids)
-    if seen.place != Place("fc.weight", 0, INTO) or got.shape != want.shape or taps < 2:
+    if seen.place != RecordedPlace("fc.weight", 0, INTO) or got.shape != want.shape or taps < 2:
         return
     have, wish = np.split(got, taps, axis=1), np.split(want, taps, axis=1)
     order = [next((j for j, b in enumerate(wish) if _equal(b, a)), -1) for a in have]

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from draftrt.tolerances import Limit
 from draftrt.validate.bisect.graph import Value
-from draftrt.validate.bisect.module import CHOICE, INTO, KEYS, MASK, OUT, VALUES, Place
+from draftrt.validate.bisect.module import CHOICE, INTO, KEYS, MASK, OUT, VALUES, RecordedPlace
 from draftrt.validate.bisect.rounds import ReferenceRound
 
-CANDIDATES = Place("candidate_selector.successor_codebook.weight", 0, INTO)
+CANDIDATES = RecordedPlace("candidate_selector.successor_codebook.weight", 0, INTO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Gap:
 
 
 def gap_at(
-    place: Place,
+    place: RecordedPlace,
     value: Value,
     one: ReferenceRound,
     got: NDArray[Any],
@@ -99,16 +99,18 @@ def visible(mask: NDArray[Any], valid: int) -> NDArray[np.bool_]:
     return rows
 
 
-def is_tie(place: Place, values: Mapping[Place, NDArray[Any]], gap: Gap, limit: Limit) -> bool:
+def is_tie(
+    place: RecordedPlace, values: Mapping[RecordedPlace, NDArray[Any]], gap: Gap, limit: Limit
+) -> bool:
     """Whether a place differs only because scores were closer than the limit.
 
     True for choices themselves, the best id of a row or its best candidates; what depends on them
     is not looked at any more.
     """
     if place == CANDIDATES:
-        source = Place("lm_head.weight", 0, OUT)
+        source = RecordedPlace("lm_head.weight", 0, OUT)
     elif place.name == CHOICE and place.side == OUT:
-        source = Place(CHOICE, place.number, INTO)
+        source = RecordedPlace(CHOICE, place.number, INTO)
     else:
         return False
     if gap.want.shape != gap.got.shape or source not in values:

@@ -12,7 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftrt.validate.bisect.module import CHOICE, INTO, KEYS, MASK, OUT, QUERY, VALUES, Place
+from draftrt.validate.bisect.module import (
+    CHOICE,
+    INTO,
+    KEYS,
+    MASK,
+    OUT,
+    QUERY,
+    VALUES,
+    RecordedPlace,
+)
 
 MOVES = ("Transpose", "Reshape", "Cast", "Unsqueeze", "Squeeze", "Expand", "Identity", "Flatten")
 PRODUCTS = ("Gemm", "MatMul")
@@ -46,7 +55,7 @@ class Graph:
     """
 
     def __init__(self, path: Path) -> None:
-        from draftrt.onnx_file import read_onnx
+        from draftrt.onnx_session import read_onnx
 
         self.path = path
         self.model = read_onnx(path)
@@ -69,9 +78,9 @@ class Graph:
         """Names of the outputs."""
         return [one.name for one in self.model.graph.output]
 
-    def values(self) -> dict[Place, Value]:
+    def values(self) -> dict[RecordedPlace, Value]:
         """Return the value of every place that is found in the graph."""
-        found: dict[Place, Value] = {}
+        found: dict[RecordedPlace, Value] = {}
         for name in sorted(self._weights):
             if "." in name or name == "d2t":
                 self._at_weight(name, found)
@@ -81,11 +90,11 @@ class Graph:
             layer += 1
         choices = [node for node in self.model.graph.node if node.op_type == "ArgMax"]
         for number, node in enumerate(choices):
-            found[Place(CHOICE, number, INTO)] = Value(name=node.input[0])
-            found[Place(CHOICE, number, OUT)] = Value(name=node.output[0])
+            found[RecordedPlace(CHOICE, number, INTO)] = Value(name=node.input[0])
+            found[RecordedPlace(CHOICE, number, OUT)] = Value(name=node.output[0])
         for name in self.output_names:
             if not name.startswith("present_"):
-                found[Place(name, 0)] = Value(name=name)
+                found[RecordedPlace(name, 0)] = Value(name=name)
         return found
 
     def between(self, value: str, known: Collection[str]) -> list[Any]:
@@ -104,7 +113,7 @@ class Graph:
         """Whether any node reads a weight."""
         return weight in self._readers or weight + CODES in self._readers
 
-    def meeting(self, place: Place, value: str) -> list[Any]:
+    def meeting(self, place: RecordedPlace, value: str) -> list[Any]:
         """Return the nodes into which a value goes with a place's weight."""
         weights = {place.name, place.name + CODES}
         return [
@@ -117,7 +126,7 @@ class Graph:
     def _place(self, node: Any) -> int:
         return self._order[node.output[0]]
 
-    def _at_weight(self, weight: str, found: dict[Place, Value]) -> None:
+    def _at_weight(self, weight: str, found: dict[RecordedPlace, Value]) -> None:
         meetings = sorted(self._meetings(weight), key=lambda item: self._place(item[0]))
         for number, (node, name) in enumerate(meetings):
             into = next((one for one in node.input if one != name), None)
@@ -127,7 +136,7 @@ class Graph:
             elif node.op_type == "Gather" and name.endswith(CODES):  # rows, still to be scaled
                 out = self._first_reader(out, ("DequantizeLinear",))[0].output[0]
             if into is not None:
-                place = Place(weight.removesuffix(CODES), number, INTO)
+                place = RecordedPlace(weight.removesuffix(CODES), number, INTO)
                 found[place] = Value(name=into)
                 found[replace(place, side=OUT)] = Value(name=out)
 
@@ -158,17 +167,17 @@ class Graph:
             yield name
             yield from self._behind(name, depth - 1)
 
-    def _at_layer(self, layer: int, found: dict[Place, Value]) -> None:
-        found[Place(KEYS, layer)] = Value(name=f"present_key_{layer}")
-        found[Place(VALUES, layer)] = Value(name=f"present_value_{layer}")
+    def _at_layer(self, layer: int, found: dict[RecordedPlace, Value]) -> None:
+        found[RecordedPlace(KEYS, layer)] = Value(name=f"present_key_{layer}")
+        found[RecordedPlace(VALUES, layer)] = Value(name=f"present_value_{layer}")
         node, name = self._first_reader(f"present_key_{layer}", ("Attention", "MatMul"))
         if node is None:
             return
         query = next(one for one in node.input if one != name)
-        found[Place(QUERY, layer)] = Value(name=query, is_scaled=node.op_type == "MatMul")
+        found[RecordedPlace(QUERY, layer)] = Value(name=query, is_scaled=node.op_type == "MatMul")
         mask = self._mask_of(node)
         if mask is not None:
-            found[Place(MASK, layer)] = mask
+            found[RecordedPlace(MASK, layer)] = mask
 
     def _mask_of(self, node: Any) -> Value | None:
         if node.op_type == "Attention":

@@ -25,7 +25,7 @@ CHOICE = "choice"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class RecordedPlace:
     """Where a value is.
 
     Attributes:
@@ -58,7 +58,7 @@ class Place:
         return f"{where}{what}" + (f" (draft {self.number})" if self.layer is None else "")
 
 
-Values = dict[Place, NDArray[Any]]
+Values = dict[RecordedPlace, NDArray[Any]]
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def watched(module: Drafter) -> Iterator[Values]:
     """Give a table that fills with the module's values, in the order they come, while it runs."""
     from torch.overrides import TorchFunctionMode
 
-    seen = Recorder(module)
+    seen = PlaceRecorder(module)
 
     class Watch(TorchFunctionMode):
         """Hands every PyTorch call to the recorder, after the call."""
@@ -86,7 +86,7 @@ def watched(module: Drafter) -> Iterator[Values]:
         yield seen.values
 
 
-class Recorder:
+class PlaceRecorder:
     """Turns calls into named values.
 
     Attributes:
@@ -136,31 +136,31 @@ class Recorder:
         name = self._names.get(id(weight)) or self._addresses.get(weight.data_ptr())
         if name is not None:
             number = self._next(name)
-            self._put(Place(name, number, INTO), value)
-            self._put(Place(name, number, OUT), out)
+            self._put(RecordedPlace(name, number, INTO), value)
+            self._put(RecordedPlace(name, number, OUT), out)
 
     def _write(self, args: tuple[Any, ...], out: Tensor) -> None:
         """Note a cache that was written: keys and values of each layer in turn."""
         count = self._next("caches")
-        self._put(Place((KEYS, VALUES)[count % 2], count // 2), out)
+        self._put(RecordedPlace((KEYS, VALUES)[count % 2], count // 2), out)
 
     def _scores(self, args: tuple[Any, ...], out: Tensor) -> None:
         """Note the queries: the first product behind a cache write is theirs, already scaled."""
-        place = Place(QUERY, self._layer())
+        place = RecordedPlace(QUERY, self._layer())
         if place.number >= 0 and place not in self.values:
             self._put(place, args[0].float() / self._scale)
 
     def _masked(self, args: tuple[Any, ...], out: Tensor) -> None:
         scores, hidden = args[0], args[1]
         if scores.ndim == 4:
-            self._put(Place(MASK, self._layer()), ~hidden)
+            self._put(RecordedPlace(MASK, self._layer()), ~hidden)
 
     def _layer(self) -> int:
         """Return the layer whose caches were written last; -1 before the first."""
         return self._counts.get("caches", -1) // 2
 
     def _choose(self, args: tuple[Any, ...], out: Tensor) -> None:
-        place = Place(CHOICE, self._next(CHOICE), INTO)
+        place = RecordedPlace(CHOICE, self._next(CHOICE), INTO)
         self._put(place, args[0])
         self._put(replace(place, side=OUT), out)
 
@@ -168,7 +168,7 @@ class Recorder:
         self._counts[name] = self._counts.get(name, -1) + 1
         return self._counts[name]
 
-    def _put(self, place: Place, value: Tensor) -> None:
+    def _put(self, place: RecordedPlace, value: Tensor) -> None:
         self.values[place] = to_array(value)
 
 

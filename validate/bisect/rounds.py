@@ -18,7 +18,7 @@ from draftrt.onnx_session import load_onnxruntime, point_to_weights
 from draftrt.runtime.backends.ort import AS_WRITTEN, QUANTISED_PRODUCTS
 from draftrt.spec import Precision
 from draftrt.validate.bisect.graph import Graph
-from draftrt.validate.bisect.module import Place, Values, to_array, watched
+from draftrt.validate.bisect.module import RecordedPlace, Values, to_array, watched
 from draftrt.validate.rounds.runners import onnxruntime_errors
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def reference_rounds(
     """
     import torch
 
-    from draftrt.export.check.assemble import empty_caches
-    from draftrt.export.models.signature import round_feeds, walk_to_compare
+    from draftrt.export.check.feeds import empty_caches, round_feeds, walk_to_compare
 
     rng = np.random.default_rng(0)
     walk = walk_to_compare(entry.signature, entry.precision)
@@ -81,7 +80,7 @@ def reference_rounds(
             out = module(*inputs, *caches)
         count = len(module.outputs)
         for name, tensor in zip(module.outputs, out[:count], strict=True):
-            values[Place(name, 0)] = to_array(tensor)
+            values[RecordedPlace(name, 0)] = to_array(tensor)
         valid = length + new_rows + module.spec.block_size
         found.append(
             ReferenceRound(

@@ -17,7 +17,7 @@ from draftrt.tolerances import Limit, limit_of
 from draftrt.validate.bisect.explain import Evidence, explain
 from draftrt.validate.bisect.gaps import Gap, gap_at, is_tie
 from draftrt.validate.bisect.graph import Graph, Value
-from draftrt.validate.bisect.module import INTO, KEYS, VALUES, Place
+from draftrt.validate.bisect.module import INTO, KEYS, VALUES, RecordedPlace
 from draftrt.validate.bisect.rounds import Arrays, MarkedGraph, ReferenceRound
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Divergence:
         lost: weights that the reference uses up to there and the graph does not.
     """
 
-    place: Place
+    place: RecordedPlace
     value: str
     node: str
     op: str
@@ -84,8 +84,8 @@ class Search:
     spec: DrafterSpec
     precision: Precision
     edits: Sequence[NodeDifference] = ()
-    values: Mapping[Place, Value] = field(init=False)
-    places: list[Place] = field(init=False)
+    values: Mapping[RecordedPlace, Value] = field(init=False)
+    places: list[RecordedPlace] = field(init=False)
     marked: MarkedGraph = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,12 +107,12 @@ class Search:
         bad = next(i for i in fine if not gaps[i])
         return self._describe(bad, gaps)
 
-    def _is_coarse(self, place: Place) -> bool:
+    def _is_coarse(self, place: RecordedPlace) -> bool:
         """Whether a place is looked at in the first session: all outside the layers, and a few."""
         is_start = place.name.endswith("input_layernorm.weight") and place.side == INTO
         return place.layer is None or is_start or place.name in (KEYS, VALUES)
 
-    def _is_passed(self, place: Place) -> bool:
+    def _is_passed(self, place: RecordedPlace) -> bool:
         """Whether all that comes behind a coarse place depends on it alone, caches do not count."""
         return place.name not in (KEYS, VALUES)
 
@@ -130,7 +130,7 @@ class Search:
                     worst[i] = gap
         return {i: worst.get(i, Gap.none()) for i in indices}
 
-    def _gap(self, place: Place, one: ReferenceRound, got: Arrays, number: int) -> Gap:
+    def _gap(self, place: RecordedPlace, one: ReferenceRound, got: Arrays, number: int) -> Gap:
         value = self.values[place]
         return gap_at(
             place,

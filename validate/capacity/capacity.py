@@ -1,12 +1,29 @@
-"""What a pair takes before anything is made of it: memory here and on devices, disk, break-even."""
+"""What a pair takes before anything is made of it, and when speculation pays.
+
+Predictions fitted to measurements: the size of a bundle.
+
+Weights are counted exactly. What lies beside them in a bundle is a straight line through the
+measurements in docs/log.md.
+
+When speculation pays: the acceptance length that a round must reach, and the drafts to verify.
+
+With t(r) the time of a target call of r rows and d that of the drafter's one call, a round that
+verifies n drafts takes d + t(n + 1) and yields tau tokens; plain decoding takes t(1) a token.
+Speculation pays where tau > (d + t(n + 1)) / t(1). If every draft is kept with probability a when
+those before it are, tau = (1 - a^(n+1)) / (1 - a). Both are from Leviathan, Kalman and Matias,
+"Fast Inference from Transformers via Speculative Decoding" (ICML 2023), equation 1 and theorem 3.8;
+a block drafter drafts all n tokens in one call, so d stands where n calls of a small model stand
+there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftrt.bundle import MANIFEST, Bundle, Verify
+from draftrt.bundle import Bundle
+from draftrt.bundle_files import MANIFEST, Verify
 from draftrt.engines.devices import Device
 from draftrt.engines.memory import GraphMemory, bundle_memory, graph_memory, num_steps
 from draftrt.errors import SpecError
@@ -16,22 +33,34 @@ from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
 from draftrt.export.checkpoint.safetensors import check_folder, read_headers
 from draftrt.export.checkpoint.target import read_target
 from draftrt.export.checkpoint.target_files import TOKENIZER_FILES
-from draftrt.export.config.ignored import of_draft
-from draftrt.export.models.signature import draft_signature
-from draftrt.export.models.target_signature import target_signature
+from draftrt.export.config.keys import of_draft
+from draftrt.export.models.signature import draft_signature, target_signature
 from draftrt.export.options import ExportOptions, max_context
 from draftrt.export.pipeline import check_quantised, choose_decoder
+from draftrt.export.weights.data_file import is_read_whole
 from draftrt.export.weights.placement import place_draft, place_target
 from draftrt.export.weights.storage import PlacedWeights, WeightFiles
-from draftrt.export.weights.weight_slices import is_read_whole
 from draftrt.runtime.decoding.schedule import NOTE, Costs, read_costs
 from draftrt.spec import DecoderSpec
-from draftrt.validate.capacity.advice import modelled_costs
-from draftrt.validate.capacity.size_model import bundle_bytes
+
+GRAPH_BYTES, LAYER_BYTES = 7_500, 17_300  # of the two ONNX files of a graph
+MANIFEST_BYTES = 14_000
+
+
+def bundle_bytes(weights: int, layers: Sequence[int], tokenizer: int) -> int:
+    """Return the size of a bundle without plans.
+
+    Args:
+        weights: bytes of its data files.
+        layers: of each graph.
+        tokenizer: bytes of the tokenizer's files.
+    """
+    graphs = sum(GRAPH_BYTES + LAYER_BYTES * count for count in layers)
+    return weights + graphs + tokenizer + MANIFEST_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairPlan:
+class Capacity:
     """What a pair takes.
 
     Attributes:
@@ -82,7 +111,7 @@ def plan_pair(
     context: int | None = None,
     *,
     verify: Verify = Verify.REMEMBERED,
-) -> PairPlan:
+) -> Capacity:
     """Plan a pair from its checkpoints, or a bundle that is there.
 
     Args:
@@ -108,7 +137,7 @@ def plan_pair(
     return _plan_checkpoints(draft, target, options, context)
 
 
-def _plan_bundle(bundle: Bundle, context: int | None) -> PairPlan:
+def _plan_bundle(bundle: Bundle, context: int | None) -> Capacity:
     manifest = bundle.manifest
     entry = next(iter(manifest.graphs.values()))
     rows = entry.max_context
@@ -117,7 +146,7 @@ def _plan_bundle(bundle: Bundle, context: int | None) -> PairPlan:
     names = noted if isinstance(noted, dict) else {}
     found = {name: read_costs(manifest.notes, name) for name in names}
     spec = manifest.drafter
-    return PairPlan(
+    return Capacity(
         name=bundle.path.name,
         graphs=bundle_memory(bundle, context),
         num_draft_tokens=0 if spec is None else spec.num_draft_tokens,
@@ -133,7 +162,7 @@ def _plan_bundle(bundle: Bundle, context: int | None) -> PairPlan:
 
 def _plan_checkpoints(
     draft: Path, target: Path, options: ExportOptions, context: int | None
-) -> PairPlan:
+) -> Capacity:
     model = read_target(target, draft=draft)
     loaded = load_drafter(
         draft,
@@ -163,7 +192,7 @@ def _plan_checkpoints(
     if decoder is None:
         stored = sum(ref.num_bytes for ref in read_headers(target).values())
         remark += f" (its checkpoint has {stored / 1e9:.1f} GB)"
-    return PairPlan(
+    return Capacity(
         name=draft.resolve().name,
         graphs=graphs,
         num_draft_tokens=loaded.spec.num_draft_tokens,
@@ -218,6 +247,68 @@ def _graphs(
     }
 
 
-def fitting(plan: PairPlan, devices: Iterable[Device]) -> dict[str, bool]:
+def fitting(plan: Capacity, devices: Iterable[Device]) -> dict[str, bool]:
     """Return device name to whether the pair fits there."""
     return {device.name: plan.device_bytes() <= device.usable_bytes for device in devices}
+
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The best number of drafts to verify at one acceptance.
+
+    Attributes:
+        acceptance: probability that a draft is kept if those before it are.
+        num_drafts: drafts to verify; 0: do not speculate.
+        length: expected tokens a round.
+        speedup: tokens a second over plain decoding's.
+    """
+
+    acceptance: float
+    num_drafts: int
+    length: float
+    speedup: float
+
+
+def break_even(costs: Costs, num_drafts: int) -> float:
+    """Return the acceptance length from which rounds that verify ``num_drafts`` drafts pay."""
+    return costs.rounds(num_drafts)[num_drafts] / costs.verify(1)
+
+
+def expected_length(acceptance: float, num_drafts: int) -> float:
+    """Return the expected tokens of a round, the bonus token among them."""
+    if acceptance >= 1:
+        return num_drafts + 1.0
+    return float((1 - acceptance ** (num_drafts + 1)) / (1 - acceptance))
+
+
+def best_choice(costs: Costs, acceptance: float, num_drafts: int) -> Choice:
+    """Return how many of ``num_drafts`` drafts to verify, and what that brings."""
+    best = Choice(acceptance=acceptance, num_drafts=0, length=1.0, speedup=1.0)
+    for count in range(1, num_drafts + 1):
+        length = expected_length(acceptance, count)
+        speedup = length / break_even(costs, count)
+        if speedup > best.speedup:
+            best = Choice(acceptance=acceptance, num_drafts=count, length=length, speedup=speedup)
+    return best
+
+
+def modelled_costs(*, target_bytes: int, draft_bytes: int, bandwidth: float, context: int) -> Costs:
+    """Return costs as if reading memory were all: a call takes the bytes it reads by the bandwidth.
+
+    That holds while the rows of a call are few enough for arithmetic to hide behind memory, about a
+    hundred on a GPU; it says nothing about launches and the host, so real calls take longer.
+
+    Args:
+        target_bytes: weights and caches that a target call reads.
+        draft_bytes: the same for the drafter.
+        bandwidth: bytes a second.
+        context: cached tokens in question.
+    """
+    return Costs(
+        draft_ms=1e3 * draft_bytes / bandwidth,
+        verify_ms={1: 1e3 * target_bytes / bandwidth},
+        context=context,
+    )

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from draftrt.bundle import MANIFEST, Verify
-from draftrt.engines.devices import DEVICES, find_device
-from draftrt.export.options import MOST_CONTEXT, ExportOptions
-from draftrt.export.weights.places import WeightMode
-from draftrt.family_cli import alignment_option, family_option, stated_family
-from draftrt.ignore_cli import ignore_key_option
+from draftrt.bundle_files import MANIFEST, Verify
+from draftrt.cli_options import (
+    alignment_option,
+    family_option,
+    ignore_key_option,
+    no_verify_option,
+    quantize_option,
+    stated_family,
+)
+from draftrt.codec import to_json
+from draftrt.engines.devices import DEVICES, Device, find_device
+from draftrt.engines.memory import GraphMemory
+from draftrt.export.options import MOST_CONTEXT, ExportOptions, WeightMode
 from draftrt.quantization import Part, Scheme
-from draftrt.quantize_cli import quantize_option
+from draftrt.runtime.decoding.schedule import Costs
 from draftrt.spec import Precision
-from draftrt.validate.capacity.capacity import fitting, plan_pair
-from draftrt.validate.capacity.plan_report import as_record, as_text
-from draftrt.verify_cli import no_verify_option
+from draftrt.validate.capacity.capacity import (
+    ACCEPTANCES,
+    Capacity,
+    best_choice,
+    break_even,
+    fitting,
+    plan_pair,
+)
 
 DOES_NOT_FIT = 3
 OF_EXPORTS = (
@@ -125,3 +139,126 @@ def _refuse_export_options(ctx: click.Context, bundle: Path) -> None:
             f"{bundle} is a bundle: got {', '.join(given)}, which an export decides, expected "
             "none; give the drafter and --target to plan another export"
         )
+
+
+def as_record(plan: Capacity, devices: Sequence[Device]) -> dict[str, Any]:
+    """Return a plan as JSON data; sizes in bytes, times in milliseconds."""
+    return {
+        "name": plan.name,
+        "precision": plan.precision,
+        "context": plan.context,
+        "graphs": {
+            name: {**to_json(graph), "device": graph.device} for name, graph in plan.graphs.items()
+        },
+        "bundle_bytes": plan.bundle_bytes,
+        "shared_bytes": plan.shared_bytes,
+        "plans_bytes": sum(graph.plan for graph in plan.graphs.values()),
+        "export_peak_bytes": plan.export_peak_bytes,
+        "device_bytes": plan.device_bytes(),
+        "remark": plan.remark,
+        "devices": [_device_record(plan, device) for device in devices],
+        "measured": {
+            name: _advice(costs, plan.num_draft_tokens) for name, costs in plan.costs.items()
+        },
+    }
+
+
+def _device_record(plan: Capacity, device: Device) -> dict[str, Any]:
+    costs = plan.modelled(device)
+    return {
+        **to_json(device),
+        "usable_bytes": device.usable_bytes,
+        "fits": plan.device_bytes() <= device.usable_bytes,
+        "builders": [one.value for one in device.builders(Precision(plan.precision))],
+        "modelled": None if costs is None else _advice(costs, plan.num_draft_tokens),
+    }
+
+
+def _advice(costs: Costs, num_drafts: int) -> dict[str, Any]:
+    return {
+        "step_ms": costs.verify(1),
+        "draft_ms": costs.draft_ms,
+        "round_ms": costs.rounds(num_drafts)[num_drafts],
+        "pays_from": break_even(costs, num_drafts),
+        "best": [to_json(best_choice(costs, one, num_drafts)) for one in ACCEPTANCES],
+    }
+
+
+def as_text(plan: Capacity, devices: Sequence[Device]) -> list[str]:
+    """Return a plan as lines."""
+    lines = [f"{plan.name}, {plan.precision}, {plan.context} tokens of context", ""]
+    lines.append(
+        f"{'graph':<8}{'weights':>11}{'caches':>11}{'scratch':>11}{'plan':>11}{'build':>11}"
+    )
+    lines += [_graph_line(name, graph) for name, graph in plan.graphs.items()]
+    lines += [
+        "",
+        f"device  {_size(plan.device_bytes())}: plans, caches and an estimate of scratch memory",
+        f"disk    {_size(plan.bundle_bytes)} for the bundle"
+        + (f", {_size(plan.shared_bytes)} of it shared by both graphs" if plan.shared_bytes else "")
+        + f", {_size(sum(graph.plan for graph in plan.graphs.values()))} for plans",
+        "host    "
+        + (
+            f"{_size(plan.export_peak_bytes)} peak to export, "
+            if plan.export_peak_bytes is not None
+            else ""
+        )
+        + f"{_size(max(graph.build for graph in plan.graphs.values()))} peak to build",
+    ]
+    if plan.remark:
+        lines.append(f"note    {plan.remark}")
+    for name, costs in plan.costs.items():
+        lines += ["", f"measured: {name}, behind {costs.context} tokens"]
+        lines += _advice_lines(costs, plan.num_draft_tokens)
+    if devices:
+        lines += ["", *_device_lines(plan, devices)]
+    if len(devices) == 1 and (costs_there := plan.modelled(devices[0])) is not None:
+        lines += ["", f"modelled: {devices[0].name}, memory traffic alone"]
+        lines += _advice_lines(costs_there, plan.num_draft_tokens)
+    return lines
+
+
+def _graph_line(name: str, graph: GraphMemory) -> str:
+    sizes = (graph.weights, graph.caches, graph.scratch, graph.plan, graph.build)
+    return f"{name:<8}" + "".join(f"{_size(size):>11}" for size in sizes)
+
+
+def _device_lines(plan: Capacity, devices: Sequence[Device]) -> list[str]:
+    head = f"{'device':<18}{'SM':>4}{'usable':>10}  {'fits':<5}{'builders':<26}"
+    lines = [f"{head}{'step':>9}{'round':>9}  pays from"]
+    for device in devices:
+        fits = "yes" if plan.device_bytes() <= device.usable_bytes else "no"
+        builders = ", ".join(one.value for one in device.builders(Precision(plan.precision)))
+        line = f"{device.name:<18}{device.sm:>4}{_size(device.usable_bytes):>10}  {fits:<5}"
+        line += f"{builders or f'none for {plan.precision}':<26}"
+        costs = plan.modelled(device)
+        if costs is not None:
+            drafts = plan.num_draft_tokens
+            line += f"{costs.verify(1):>6.1f} ms{costs.rounds(drafts)[drafts]:>6.1f} ms"
+            line += f"  {break_even(costs, drafts):.2f} tokens a round"
+        lines.append(line.rstrip())
+    return lines
+
+
+def _advice_lines(costs: Costs, num_drafts: int) -> list[str]:
+    rounds = costs.rounds(num_drafts)
+    lines = [
+        f"  a step {costs.verify(1):.2f} ms; a round of {num_drafts} drafts {rounds[-1]:.2f} ms, "
+        f"{costs.draft_ms:.2f} ms of them the drafter's",
+        f"  all {num_drafts} drafts verified, it pays from an acceptance length of "
+        f"{break_even(costs, num_drafts):.2f} on",
+    ]
+    for acceptance in ACCEPTANCES:
+        best = best_choice(costs, acceptance, num_drafts)
+        advice = (
+            f"verify {best.num_drafts} drafts: {best.length:.2f} tokens a round, "
+            f"{best.speedup:.2f} x plain decoding"
+            if best.num_drafts
+            else "decode plainly"
+        )
+        lines.append(f"  if {100 * acceptance:.0f} % of drafts are kept: {advice}")
+    return lines
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"

@@ -20,7 +20,7 @@ from draftrt.spec import DrafterSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftrt.export.weights.tensors import GraphTensor
+    from draftrt.export.checkpoint.tensors import GraphTensor
 
 SORTABLE = 1 << 26  # values; more are not sorted just to describe a difference
 NO_FACTS = ("sources", "warnings", "checkpoint_format", "dtype")
@@ -85,9 +85,9 @@ def read_fresh(bundle: Bundle, draft: Path, target: Path | None) -> Fresh:
     """
     from draftrt.export.check.reference import module_from_bundle
     from draftrt.export.checkpoint.drafter import load_drafter
-    from draftrt.export.checkpoint.roles import check_roles
     from draftrt.export.checkpoint.target import read_target
-    from draftrt.export.graph.requantized import requantized
+    from draftrt.export.checkpoint.target_files import check_roles
+    from draftrt.export.graph.files import requantized
     from draftrt.export.weights.tensors import draft_tensors
     from draftrt.runtime.load import find_target
 

@@ -13,26 +13,24 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from draftrt.bundle import Bundle, Verify
+from draftrt.bundle import Bundle
+from draftrt.bundle_files import Verify
 from draftrt.runtime.load import find_target, load
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.prompt_files import read_prompts
-from draftrt.runtime.prompts import Form, Request
+from draftrt.runtime.prompts import Form, Request, read_prompts
 from draftrt.validate.compare.checkpoint import Fresh, read_fresh
-from draftrt.validate.doctor.doctor_fresh import fresh_suspects
-from draftrt.validate.doctor.doctor_setting import setting_of
-from draftrt.validate.doctor.doctor_states import open_states
 from draftrt.validate.doctor.prompt_forms import FormResult, compare_forms, encode_forms
 from draftrt.validate.doctor.recording import (
     Text,
     decode_texts,
     layers_needed,
+    open_states,
     whole_rounds,
     with_states,
 )
 from draftrt.validate.doctor.replay import Replay, widened
 from draftrt.validate.doctor.statistics import Estimate, estimate, paired
-from draftrt.validate.doctor.suspects import Suspect, suspects_of
+from draftrt.validate.doctor.suspects import Suspect, fresh_suspects, setting_of, suspects_of
 from draftrt.validate.doctor.trial import FALSE_ALARMS, MIN_GAIN, Case, Tried, try_suspects
 
 BINS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1 << 30)

@@ -7,15 +7,20 @@ from pathlib import Path
 
 import click
 
-from draftrt.cli_options import OutputFolder, check_replaced
+from draftrt.cli_options import (
+    OutputFolder,
+    alignment_option,
+    check_replaced,
+    family_option,
+    ignore_key_option,
+    quantize_option,
+    stated_family,
+)
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.cli import parse_sms
 from draftrt.engines.pair import ALL, GRAPHS
-from draftrt.family_cli import alignment_option, family_option, stated_family
-from draftrt.ignore_cli import ignore_key_option
-from draftrt.printable import printable
+from draftrt.errors import printable
 from draftrt.quantization import Part, Scheme
-from draftrt.quantize_cli import quantize_option
 from draftrt.runtime.prompt_options import TEXT, form_options
 from draftrt.runtime.prompts import PLAIN, Form
 from draftrt.spec import Precision

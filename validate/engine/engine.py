@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.bundle import Bundle, PlanEntry, Verify
+from draftrt.backends import require
+from draftrt.bundle import Bundle
+from draftrt.bundle_files import Verify
 from draftrt.engines.build import build_plan
 from draftrt.engines.capabilities import Backend, request_findings
 from draftrt.engines.environment import backend_version
@@ -25,7 +27,7 @@ from draftrt.engines.memory import check_fits
 from draftrt.engines.options import BuildOptions
 from draftrt.engines.pair import ALL, chosen_graphs, next_lines
 from draftrt.errors import ParityError, collect
-from draftrt.packages import require
+from draftrt.manifest import PlanEntry
 from draftrt.quantization import DRAFT, Quantization, describe
 from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.decoding.options import DecodeOptions
@@ -280,7 +282,7 @@ def _on_cpu(
     draft: Path, target: Path, out: Path, chosen: EngineOptions, report: Callable[[str], None]
 ) -> Iterator[Path]:
     """Give a bundle that ONNX Runtime's CPU kernels can run."""
-    from draftrt.export.config.ignored import of_draft
+    from draftrt.export.config.keys import of_draft
     from draftrt.export.options import ExportOptions
     from draftrt.export.pipeline import export_bundle
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from draftrt.number_cli import FiniteRange
-from draftrt.printable import printable
-from draftrt.rounds_cli import MOST_ROUNDS
+from draftrt.backends import BACKENDS, ONNXRUNTIME
+from draftrt.cli_options import MOST_ROUNDS, FiniteRange, rounds_option
+from draftrt.errors import printable
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
 from draftrt.tolerances import LARGEST_FEATURE
@@ -61,9 +61,8 @@ def ranges(
     PyTorch computes it on the CPU, where ONNX Runtime would hide an overflow.
     """
     from draftrt.errors import ParityError
-    from draftrt.runtime.prompt_files import read_prompts
-    from draftrt.validate.parity.range_report import as_json, as_text
-    from draftrt.validate.parity.ranges import check_ranges
+    from draftrt.runtime.prompts import read_prompts
+    from draftrt.validate.parity.ranges import as_json, as_text, check_ranges
 
     if prompts is None and form != Form():
         raise click.UsageError("--chat, --raw, --system and --template-var go with --prompts")
@@ -84,4 +83,39 @@ def ranges(
         raise ParityError(
             f"{bundle}: float16 overflows with features up to {features:g}",
             hint="export with --precision bf16 for GPUs of SM80 and later, or fp32",
+        )
+
+
+@click.command()
+@click.argument("bundle", type=FOLDER)
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default=ONNXRUNTIME,
+    show_default=True,
+    help="What runs the graph; the two TensorRTs run the bundle's plan, on a machine with a GPU.",
+)
+@click.option(
+    "--graph",
+    type=click.Choice(["draft", "target"]),
+    help="Compare one of the graphs.  [default: both, where the bundle has both]",
+)
+@rounds_option
+@click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
+def parity(bundle: Path, backend: str, graph: str | None, num_rounds: int, is_json: bool) -> None:
+    """Compare the graphs in BUNDLE with their PyTorch modules, the drafter's through Polygraphy.
+
+    Nodes and rotary tables are compared with those that the manifest's facts give, values round by
+    round. Needs nothing but the bundle. A bf16 graph runs as its float32 twin on ONNX Runtime,
+    which has no bfloat16 kernels on the CPU.
+    """
+    from draftrt.errors import ParityError
+    from draftrt.validate.parity.pair import as_json, as_text, check_pair
+
+    report = check_pair(bundle, graph=graph, backend=backend, num_rounds=num_rounds)
+    click.echo(json.dumps(as_json(report), indent=1) if is_json else "\n".join(as_text(report)))
+    if not report.is_same:
+        raise ParityError(
+            f"{bundle}: {backend} and pytorch differ",
+            hint="docs/accuracy.md says how to find where",
         )

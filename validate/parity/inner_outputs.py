@@ -31,7 +31,7 @@ def add_taps(path: Path, spec: DrafterSpec) -> tuple[bytes, tuple[str, ...]]:
         the outputs added: ``hidden`` [1, n, H] and ``base_logits`` [1, n, W], both float32, those
         that the graph does not give already and whose weight is found in it.
     """
-    from draftrt.onnx_file import read_onnx
+    from draftrt.onnx_session import read_onnx
 
     model = read_onnx(path)
     graph = model.graph
@@ -50,7 +50,7 @@ def add_taps(path: Path, spec: DrafterSpec) -> tuple[bytes, tuple[str, ...]]:
 
 def _made_with(graph: Any, weight: str) -> str | None:
     """Return what the one node that uses a weight makes; None without exactly one."""
-    from draftrt.export.graph.quantize import CODES
+    from draftrt.export.weights.tensors import CODES
 
     names = {weight, weight + CODES}
     users: list[Any] = []

@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftrt.backends import BACKENDS, ONNXRUNTIME
-from draftrt.bundle import Bundle, Verify
+from draftrt.backends import BACKENDS, ONNXRUNTIME, require
+from draftrt.bundle import Bundle
+from draftrt.bundle_files import Verify
 from draftrt.errors import BackendError
-from draftrt.packages import require
 from draftrt.spec import Precision
 from draftrt.tolerances import INT8_KERNELS, Limit, limit_of
 from draftrt.validate.compare.arrays import Finding
-from draftrt.validate.compare.measures import Judge
-from draftrt.validate.compare.verdicts import Measure
+from draftrt.validate.compare.measures import Judge, Measure
 from draftrt.validate.parity.variants import Subject, reference_of, subjects_of
 from draftrt.validate.rounds.plan import (
     DEFAULT_ROUNDS,

@@ -7,26 +7,35 @@ the largest is as large as real ones get.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftrt.bundle import Bundle, Verify
+from draftrt.bundle import Bundle
+from draftrt.bundle_files import Verify
 from draftrt.errors import UnsupportedError
 from draftrt.runtime.prompts import Form, Request
 from draftrt.spec import Precision
 from draftrt.tolerances import FP16_AGAINST_FP32, LARGEST_FEATURE
 from draftrt.validate.compare.arrays import Finding
 from draftrt.validate.compare.measures import Judge
-from draftrt.validate.rounds.feature_rounds import Feeds, encode_prompts, random_rounds, real_rounds
+from draftrt.validate.compare.tables import render
 from draftrt.validate.rounds.module import ReferenceRounds
-from draftrt.validate.rounds.plan import DEFAULT_ROUNDS
+from draftrt.validate.rounds.plan import (
+    DEFAULT_ROUNDS,
+    Feeds,
+    encode_prompts,
+    random_rounds,
+    real_rounds,
+)
 
 if TYPE_CHECKING:
     from draftrt.export.models.drafter import Drafter
+
 
 LARGEST_FP16 = 65504.0
 NEAR = 0.5  # share of the range from which on a point is called near its end
@@ -146,9 +155,9 @@ def record_ranges(
     Returns:
         Every point that holds float16, largest magnitude first; the ids; and the rounds drafted.
     """
-    from draftrt.export.tracing.fp16_peaks import Recorder
+    from draftrt.export.tracing.fp16_peaks import Fp16Peaks
 
-    spec, recorder = narrow.spec, Recorder(narrow)
+    spec, recorder = narrow.spec, Fp16Peaks(narrow)
     is_sequential = spec.markov is not None or spec.selector is not None
     judge = Judge({"draft_ids": FP16_AGAINST_FP32}, is_sequential=is_sequential)
     watched = ReferenceRounds(narrow, Precision.FP16, max_context)
@@ -166,3 +175,57 @@ def record_ranges(
 def _scaled(feeds: Feeds, features: float) -> Feeds:
     hidden = feeds["target_hidden"]
     return feeds | {"target_hidden": hidden * np.float32(features / np.abs(hidden).max())}
+
+
+SHOWN = 24
+
+
+def verdict(point: Point) -> str:
+    """Return ``fits``, ``near`` (half of the range or more) or ``overflows``."""
+    if point.share > 1:
+        return "overflows"
+    return "near" if point.share >= NEAR else "fits"
+
+
+def as_text(report: RangeReport, *, show_all: bool = False) -> list[str]:
+    """Return a heading, the points from the largest on, and what became of the ids."""
+    kind = f"the target's features of prompts ({report.form})" if report.form else "random features"
+    heading = (
+        f"{report.bundle}: fp16 in PyTorch, {report.num_rounds} rounds, {kind} up to "
+        f"{report.features:g}"
+    )
+    points = report.points if show_all else report.points[:SHOWN]
+    rows = [["tensor", "largest |x|", "share of 65504", "verdict"]]
+    rows += [
+        [point.name, f"{point.largest:.4g}", f"{point.share:.2%}", verdict(point)]
+        for point in points
+    ]
+    lines = [heading, *render(rows)]
+    if len(points) < len(report.points):
+        lines.append(f"... and {len(report.points) - len(points)} smaller ones (--all)")
+    ids = report.ids
+    return [
+        *lines,
+        f"draft ids: {ids.num_equal} of {ids.num_compared} as with the same weights in float32",
+    ]
+
+
+def as_json(report: RangeReport) -> dict[str, Any]:
+    """Return the whole report as JSON data; a magnitude that is no number becomes a text."""
+    return {
+        "bundle": str(report.bundle),
+        "features": report.features,
+        "real_features": bool(report.form),
+        "form": report.form or None,
+        "rounds": report.num_rounds,
+        "finite": report.is_finite,
+        "points": [
+            {
+                "tensor": point.name,
+                "largest": point.largest if math.isfinite(point.largest) else str(point.largest),
+                "verdict": verdict(point),
+            }
+            for point in report.points
+        ],
+        "ids": report.ids.to_json(),
+    }

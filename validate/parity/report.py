@@ -6,8 +6,8 @@ from typing import Any
 
 from draftrt.tolerances import CACHE, IDS
 from draftrt.validate.compare.arrays import Finding
+from draftrt.validate.compare.measures import Measure
 from draftrt.validate.compare.tables import limited, render
-from draftrt.validate.compare.verdicts import Measure
 from draftrt.validate.parity.parity import AS_RUN, REFERENCE, ParityReport
 
 MAX_DETAILS = 6

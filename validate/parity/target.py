@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftrt.backends import require
 from draftrt.bundle import Bundle
 from draftrt.errors import ExportError
-from draftrt.packages import require
 from draftrt.quantization import TARGET
 from draftrt.spec import Precision
 from draftrt.validate.rounds.runners import onnxruntime_errors
@@ -84,9 +84,9 @@ def _computed(bundle: Bundle, file: str) -> list[str]:
     from draftrt.export.check.extent import is_small
     from draftrt.export.check.reference import bundle_tensors, decoder_of
     from draftrt.export.check.target import check_target, check_target_sampled
-    from draftrt.export.graph.initialisers import as_stored
+    from draftrt.export.graph.files import as_stored
     from draftrt.export.manifest_graphs import taps_of
-    from draftrt.profile import Profile
+    from draftrt.spec import Profile
 
     entry, spec = bundle.graph(TARGET), decoder_of(bundle)
     own = bundle_tensors(bundle, TARGET, spec)

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from draftrt.backends import ONNXRUNTIME
-from draftrt.bundle import Bundle, GraphEntry
-from draftrt.packages import require
+from draftrt.backends import ONNXRUNTIME, require
+from draftrt.bundle import Bundle
+from draftrt.manifest import GraphEntry
 from draftrt.quantization import PRODUCTS, Scheme
 from draftrt.signature import Signature, TensorSpec
 from draftrt.spec import DrafterSpec, Precision

@@ -1,24 +1,36 @@
-"""Golden cases, read from disk (docs/records.md).
+"""Golden cases, read from disk, and the tables that a drafter borrows (docs/records.md).
+
+Golden cases, read from disk (docs/records.md).
 
 Knows files, names, dtypes and shapes, not what a drafter computes. Records carry a version; a file
 without one is version 1, which is how the first publishers' records were written.
+
+The tables that a drafter borrows from its target: stored in a record, or known by their hash.
+
+A hash covers the table's shape and its values as little-endian float32, whatever type the
+checkpoint stores them in.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.validate.records.files import RecordError, check_hashes, check_version, read_json
 
-VERSION = 2  # of golden cases written here; version 1 is read too
+if TYPE_CHECKING:
+    from draftrt.export.checkpoint.tensors import TensorRef
+
+
+CASE_VERSION = 2  # of golden cases written here; version 1 is read too
 CASE_FILE, ARRAYS_FILE, DRAFT_FOLDER = "case.json", "expected.npz", "draft"
 TABLES = ("embed_tokens", "lm_head")
 FEEDS = ("anchor", "target_hidden")
@@ -176,7 +188,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise RecordError(f"{path}: got {facts!r:.60}, expected a JSON object")
     version = facts.get("version", 1)
-    check_version(path, version, VERSION)
+    check_version(path, version, CASE_VERSION)
     known = set(CASE_KEYS) - (KEYS_OF_VERSION_2 if version < 2 else set())
     problems = [f"unknown key {key!r}" for key in facts if key not in known]
     for key, kind in CASE_KEYS.items():
@@ -268,3 +280,46 @@ def _round(name: str, arrays: dict[str, NDArray[Any]], problems: list[str]) -> C
     if len(problems) > count:
         return None
     return CaseRound(anchor=int(anchor), target_hidden=hidden, expected=arrays)
+
+
+ROWS_A_SLICE = 4096
+
+
+def table_hash(table: TensorRef) -> str:
+    """Return the SHA-256 of a table [V, H], read a slice of rows at a time."""
+    digest = hashlib.sha256(f"float32 {list(table.shape)}".encode())
+    for start in range(0, table.shape[0], ROWS_A_SLICE):
+        rows = table.rows(start, min(start + ROWS_A_SLICE, table.shape[0])).read()
+        digest.update(rows.float().contiguous().numpy().astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def recorded_tables(case: GoldenCase, target: Path | None) -> dict[str, TensorRef]:
+    """Return the tables that a record knows by their hash, read from the target's checkpoint.
+
+    Raises:
+        RecordError: no target was given, it lacks a table, or the table is another one.
+    """
+    from draftrt.export.checkpoint.target import read_target
+
+    if not case.table_hashes:
+        return {}
+    if target is None:
+        raise RecordError(
+            f"{case.path}: holds the hashes of the target's {' and '.join(case.table_hashes)}, not "
+            "the tables",
+            hint="give the target it was made with, with --target",
+        )
+    tables = read_target(target).tables
+    found = {}
+    for name, recorded in case.table_hashes.items():
+        table = tables.get(f"{name}.weight")
+        got = "no such table" if table is None else table_hash(table)
+        if table is None or got != recorded:
+            raise RecordError(
+                f"{case.path}: made with another target: {target}: {name} has SHA-256 {got}, "
+                f"expected {recorded}",
+                hint="give the target that was recorded, or record this one anew",
+            )
+        found[f"{name}.weight"] = table
+    return found

@@ -1,15 +1,25 @@
-"""``draftrt validate record`` and ``record-trajectories``: what a drafter does, into files."""
+"""``draftrt validate golden``, ``trajectories``, ``matrix`` and those that write records."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
-from draftrt.cli_options import OutputFile, OutputFolder, check_places
-from draftrt.family_cli import alignment_option, family_option, stated_family
-from draftrt.number_cli import FiniteRange
-from draftrt.rounds_cli import MOST_ROUNDS
+from draftrt.backends import ONNXRUNTIME
+from draftrt.cli_options import (
+    MOST_ROUNDS,
+    FiniteRange,
+    OutputFile,
+    OutputFolder,
+    alignment_option,
+    check_places,
+    family_option,
+    rounds_option,
+    stated_family,
+)
+from draftrt.export.options import MOST_CONTEXT
 
 MOST_TOKENS = 1 << 14  # the drafter in PyTorch has caches for all of them
 FOLDER = click.Path(path_type=Path)
@@ -99,8 +109,8 @@ def record_trajectories(
 
     `draftrt validate trajectories` replays the file through exported graphs.
     """
-    from draftrt.runtime.prompt_files import read_texts
-    from draftrt.validate.records.record_trajectories import TrajectoryOptions, record_trajectories
+    from draftrt.runtime.prompts import read_texts
+    from draftrt.validate.records.record import TrajectoryOptions, record_trajectories
 
     check_places({"--out": out}, inputs=(draft, target, prompts))
     options = TrajectoryOptions(
@@ -111,3 +121,176 @@ def record_trajectories(
         family=stated_family(family),
     )
     record_trajectories(draft, target, out, options, lambda line: click.echo(line, err=True))
+
+
+@click.command()
+@click.argument("cases", metavar="[CASE_DIR]...", nargs=-1, type=FOLDER)
+@click.option(
+    "--draft",
+    "drafts",
+    multiple=True,
+    type=FOLDER,
+    help="Drafter checkpoint; repeat. One that a CASE_DIR holds the hashes of is checked with that "
+    "case.",
+)
+@click.option(
+    "--target", type=FOLDER, help="Target checkpoint of every --draft, and of cases without tables."
+)
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    help="Element type of the graphs; repeat.  [default: all three]",
+)
+@click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes.")
+@rounds_option
+@click.option(
+    "--max-context",
+    type=click.IntRange(8, MOST_CONTEXT),
+    default=96,
+    show_default=True,
+    help="Rows of the caches; choose more than the longest sliding window.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
+def matrix(
+    cases: tuple[Path, ...],
+    drafts: tuple[Path, ...],
+    target: Path | None,
+    precisions: tuple[str, ...],
+    jobs: int,
+    num_rounds: int,
+    max_context: int,
+    is_json: bool,
+) -> None:
+    """Check golden cases and drafters in several precisions on ONNX Runtime.
+
+    Every graph is exported, and compared with its PyTorch module; that of a golden case
+    (docs/records.md) with the recorded answers too.
+    """
+    from draftrt.spec import Precision
+    from draftrt.validate.records.matrix import MatrixSettings, Source, check_matrix, sources_of
+    from draftrt.validate.records.report import matrix_failure, matrix_json, matrix_text
+
+    if not cases and not drafts:
+        raise click.UsageError("nothing to check: give CASE_DIR..., or --draft with --target")
+    sources, others = sources_of(cases, drafts, target)
+    if others and target is None:
+        raise click.UsageError(
+            f"--draft needs --target: got {', '.join(map(str, others))}, which no CASE_DIR was "
+            "made from"
+        )
+    sources += [Source(draft=draft, target=target) for draft in others]
+    settings = MatrixSettings(
+        precisions=tuple(map(Precision, precisions)) or tuple(Precision),
+        num_rounds=num_rounds,
+        max_context=max_context,
+    )
+    rows = []
+    for row in check_matrix(sources, settings, jobs=jobs):
+        click.echo(f"{row.name} {row.precision.value}: {row.verdict}", err=True)
+        rows.append(row)
+    click.echo(json.dumps(matrix_json(rows), indent=1) if is_json else "\n".join(matrix_text(rows)))
+    if (error := matrix_failure(rows)) is not None:
+        raise error
+
+
+@click.command()
+@click.argument("cases", metavar="CASE_DIR...", nargs=-1, required=True, type=FOLDER)
+@click.option(
+    "--backend",
+    type=click.Choice(["ort", "pytorch"]),
+    default="ort",
+    show_default=True,
+    help="ort: the exported graph, with the PyTorch module beside it; pytorch: the module alone, "
+    "without an export.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32"]),
+    default="fp32",
+    show_default=True,
+    help="Element type of the graph; records are float32.",
+)
+@click.option("--draft", type=FOLDER, help="Checkpoint of a case that holds only its hashes.")
+@click.option(
+    "--target", type=FOLDER, help="Target of a case that holds only hashes of its tables."
+)
+@click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
+def golden(
+    cases: tuple[Path, ...],
+    backend: str,
+    precision: str,
+    draft: Path | None,
+    target: Path | None,
+    is_json: bool,
+) -> None:
+    """Check drafters against what a trusted implementation computed (docs/records.md)."""
+    from draftrt.spec import Precision
+    from draftrt.validate.records.golden import PYTORCH, check_cases
+    from draftrt.validate.records.report import golden_failure, golden_json, golden_text
+
+    backends = (ONNXRUNTIME, PYTORCH) if backend == "ort" else (PYTORCH,)
+    reports = []
+    for one in check_cases(
+        cases, backends=backends, precision=Precision(precision), draft=draft, target=target
+    ):
+        click.echo(f"{one.name}: {one.verdict}", err=True)
+        reports.append(one)
+    if is_json:
+        click.echo(json.dumps(golden_json(reports), indent=1))
+    else:
+        click.echo("\n".join(golden_text(reports, backends)))
+    if (error := golden_failure(reports)) is not None:
+        raise error
+
+
+@click.command()
+@click.argument("expected", metavar="EXPECTED.json", type=FOLDER)
+@click.option("--draft", required=True, type=FOLDER, help="Drafter checkpoint.")
+@click.option("--target", required=True, type=FOLDER, help="Target checkpoint, with tokenizer.")
+@click.option(
+    "--target-port",
+    type=click.Choice(["hf", "graph"]),
+    default="graph",
+    show_default=True,
+    help="What runs the target: hf, transformers; graph, its own exported graph.",
+)
+@click.option(
+    "--threshold",
+    type=FiniteRange(0, 1),
+    help="Replay only rows recorded with this confidence threshold.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print every row as JSON.")
+def trajectories(
+    expected: Path,
+    draft: Path,
+    target: Path,
+    target_port: str,
+    threshold: float | None,
+    is_json: bool,
+) -> None:
+    """Replay greedy decoding and compare ids and accepted drafts with a publisher's own loop."""
+    from draftrt.errors import ParityError
+    from draftrt.validate.records.trajectories import HEADING, as_line, check_trajectories
+
+    reports = []
+    for one in check_trajectories(
+        draft,
+        target,
+        expected,
+        target_port=target_port,
+        threshold=threshold,
+        report=lambda line: click.echo(line, err=True),
+    ):
+        reports.append(one)
+        if not is_json:
+            click.echo(as_line(one) if len(reports) > 1 else f"{HEADING}\n{as_line(one)}")
+    if is_json:
+        click.echo(json.dumps({"rows": [one.to_json() for one in reports]}, indent=1))
+    different = [one for one in reports if not one.is_same]
+    if different:
+        raise ParityError(
+            f"{len(different)} of {len(reports)} rows differ",
+            hint="check the drafter with `draftrt validate golden` first; docs/accuracy.md",
+        )

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from draftrt.bundle import sha256_of
+from draftrt.codec import parse, read_bytes
 from draftrt.errors import DraftrtError
-from draftrt.json_file import parse, read_bytes
+from draftrt.files import sha256_of
 
 
 class RecordError(DraftrtError):

@@ -2,6 +2,11 @@
 
 The graph is made by the export that users run, with every extra output, and fed round by round
 through the runtime. Nothing is learnt from the expected arrays but the target's two tables.
+
+The rounds of a golden case on something that drafts, and what they have to do with the record.
+
+Float32 answers must be the recorded ones. Those of 16-bit graphs come from rounded weights: there
+it is counted how often the choice is still the recorded one.
 """
 
 from __future__ import annotations
@@ -10,24 +15,25 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from draftrt.backends import ONNXRUNTIME
-from draftrt.errors import DraftrtError
-from draftrt.spec import Precision, TargetSpec
-from draftrt.tolerances import Limit, golden_limit
-from draftrt.validate.compare.arrays import Finding
-from draftrt.validate.records.cases import GoldenCase, read_case
-from draftrt.validate.records.golden_rounds import (
-    check_width,
-    compare_case,
-    context_of,
-    module_drafter,
-)
+from draftrt.errors import DraftrtError, SpecError
+from draftrt.spec import DrafterSpec, Precision, TargetSpec
+from draftrt.tolerances import RECORD, Limit, golden_limit, limit_of
+from draftrt.validate.compare.arrays import Finding, compare_ids, compare_values
+from draftrt.validate.compare.measures import Judge, Measure
+from draftrt.validate.records.cases import ID_ARRAYS, CaseRound, GoldenCase, read_case
+from draftrt.validate.rounds.module import ReferenceRounds
 
 if TYPE_CHECKING:
     from draftrt.export.checkpoint.drafter import LoadedDrafter
-    from draftrt.export.checkpoint.target import Target
+    from draftrt.export.checkpoint.target import TargetCheckpoint
+    from draftrt.export.models.drafter import Drafter
+
 
 PYTORCH = "pytorch"
 
@@ -122,7 +128,7 @@ def check_case(
     return findings
 
 
-def case_target(case: GoldenCase, folder: Path | None = None) -> Target:
+def case_target(case: GoldenCase, folder: Path | None = None) -> TargetCheckpoint:
     """Return the target of a case: its two sizes, and the tables the drafter borrows.
 
     The record does not state the target's hidden size; the drafter's own statement is taken, and
@@ -138,9 +144,9 @@ def case_target(case: GoldenCase, folder: Path | None = None) -> Target:
     import torch
 
     from draftrt.export.checkpoint.drafter import load_drafter
-    from draftrt.export.checkpoint.target import EMBED, HEAD, Target
+    from draftrt.export.checkpoint.target import EMBED, HEAD, TargetCheckpoint
     from draftrt.export.checkpoint.tensors import from_tensor
-    from draftrt.validate.records.record_tables import recorded_tables
+    from draftrt.validate.records.cases import recorded_tables
 
     drafter = load_drafter(case.draft, None).spec
     names = {"embed_tokens": EMBED, "lm_head": HEAD}
@@ -163,7 +169,7 @@ def case_target(case: GoldenCase, folder: Path | None = None) -> Target:
         eos_token_ids=(),
         sources={**sources, "hidden_size": "the drafter's config", "table_rows": "expected.npz"},
     )
-    return Target(spec, tables, text=case.target_config)
+    return TargetCheckpoint(spec, tables, text=case.target_config)
 
 
 def _check_graph(
@@ -173,11 +179,11 @@ def _check_graph(
     precision: Precision,
     report: Callable[[str], None],
 ) -> dict[str, Finding]:
-    from draftrt.export.draft_graph import write_draft_graph
-    from draftrt.export.models.outputs import EXTRA_OUTPUTS
+    from draftrt.export.models.signature import EXTRA_OUTPUTS
     from draftrt.export.options import ExportOptions
+    from draftrt.export.write_graphs import write_draft_graph
     from draftrt.runtime.backends.ort import OrtSession
-    from draftrt.runtime.decoding.drafter import Drafter
+    from draftrt.runtime.decoding.drafter import DraftSession
 
     options = ExportOptions(
         precision=precision,
@@ -187,4 +193,146 @@ def _check_graph(
     with tempfile.TemporaryDirectory(prefix="draftrt-golden-") as name:
         entry = write_draft_graph(loaded, Path(name), options, report)
         with OrtSession(Path(name) / entry.file, entry.signature) as session:
-            return compare_case(case, Drafter(loaded.spec, session).draft, loaded.spec, limit)
+            return compare_case(case, DraftSession(loaded.spec, session).draft, loaded.spec, limit)
+
+
+OUTPUT_OF = {"tokens": "draft_ids", "draft_ids": "draft_vocab_ids"}  # others keep their name
+EXACT = Limit(reason="ids are compared exactly")
+MIN_CONTEXT = 64
+JUDGED = ("draft_ids", "hidden", "base_logits", "logits", "confidence")
+Draft = Callable[[int, NDArray[np.float32]], Mapping[str, NDArray[Any]]]
+
+
+def check_width(case: GoldenCase, spec: DrafterSpec) -> None:
+    """Refuse a drafter that reads features of another width than the recorded ones.
+
+    Raises:
+        SpecError: names both widths.
+    """
+    width = case.rounds[0].target_hidden.shape[2]
+    if width != spec.feature_size:
+        raise SpecError(
+            f"{case.name}: recorded target_hidden has width {width}, expected {spec.feature_size} "
+            f"({len(spec.target_layer_ids)} taps of {spec.target_hidden_size})",
+            hint="the record belongs to another drafter",
+        )
+
+
+def context_of(case: GoldenCase, spec: DrafterSpec) -> int:
+    """Return cache rows that hold the whole record and a block behind it."""
+    rows = sum(one.target_hidden.shape[1] for one in case.rounds) + spec.block_size
+    return max(MIN_CONTEXT, int(rows))
+
+
+def module_drafter(loaded: LoadedDrafter, precision: Precision, context: int) -> Draft:
+    """Return the PyTorch module of a checkpoint as something that drafts one sequence."""
+    from draftrt.export.check.reference import reference_module
+    from draftrt.export.models.signature import EXTRA_OUTPUTS
+    from draftrt.export.weights.tensors import draft_tensors
+
+    tensors = draft_tensors(loaded.spec, loaded.tensors, precision, context)
+    module = reference_module(loaded.spec, tensors, extra_outputs=EXTRA_OUTPUTS)
+    return drafter_of(module, precision, context)
+
+
+def drafter_of(module: Drafter, precision: Precision, context: int) -> Draft:
+    """Return a PyTorch module as something that drafts one sequence.
+
+    Args:
+        module: the module.
+        precision: element type of its caches.
+        context: their rows.
+    """
+    rounds, length = ReferenceRounds(module, precision, context), 0
+
+    def draft(anchor: int, features: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:
+        nonlocal length
+        feeds: dict[str, NDArray[Any]] = {
+            "anchor": np.array([anchor], np.int64),
+            "target_hidden": features,
+            "context_length": np.array([length], np.int64),
+        }
+        length += features.shape[1]
+        return rounds.run(feeds)
+
+    return draft
+
+
+def compare_case(
+    case: GoldenCase, draft: Draft, spec: DrafterSpec, limit: Limit
+) -> dict[str, Finding]:
+    """Draft the rounds of a case and compare; returns ``rN.array`` to finding.
+
+    Args:
+        case: the record.
+        draft: takes an anchor and the features of the new rows, and gives the outputs.
+        spec: the drafter.
+        limit: what arrays may differ by; ids are compared exactly.
+    """
+    findings: dict[str, Finding] = {}
+    for index, one in enumerate(case.rounds):
+        outputs = draft(one.anchor, one.target_hidden)
+        for key, want in _compared(one).items():
+            got = outputs.get(OUTPUT_OF.get(key, key))
+            findings[f"r{index}.{key}"] = _judge(key, want, got, limit, spec)
+        if "top_ids" in one.expected:
+            findings[f"r{index}.top_logits"] = _judge_top(one, outputs.get("logits"), limit)
+    return findings
+
+
+def _compared(one: CaseRound) -> dict[str, NDArray[Any]]:
+    """Return the recorded arrays that an output is compared with as a whole."""
+    tops = ("top_ids", "top_logits")
+    return {key: array for key, array in one.expected.items() if key not in tops}
+
+
+def _judge_top(one: CaseRound, logits: NDArray[Any] | None, limit: Limit) -> Finding:
+    """Compare the largest logits: those at the recorded ids, and those that are largest now."""
+    ids, want = one.expected["top_ids"], one.expected["top_logits"]
+    if logits is None or ids.max() >= logits.shape[-1] or ids.min() < 0:
+        return compare_values("top_logits", want, None, limit)
+    there = np.take_along_axis(logits[0], ids, axis=-1)
+    largest = -np.sort(-logits[0], axis=-1)[:, : ids.shape[1]]
+    both = np.concatenate((there, largest), axis=-1)
+    return compare_values("top_logits", np.concatenate((want, want), axis=-1), both, limit)
+
+
+def compare_rounded(
+    case: GoldenCase, draft: Draft, spec: DrafterSpec, precision: Precision
+) -> list[Finding | Measure]:
+    """Draft the rounds of a case in 16 bits; return how close ids, rows and logits stay.
+
+    Args:
+        case: the record, in float32.
+        draft: as for `compare_case`.
+        spec: the drafter.
+        precision: of the graph, not fp32; its entries of ``record`` are the limits.
+    """
+    names = {OUTPUT_OF.get(key, key) for one in case.rounds for key in _compared(one)}
+    limits = {name: limit_of(RECORD, precision, name) for name in JUDGED if name in names}
+    judge = Judge(limits, is_sequential=spec.markov is not None or spec.selector is not None)
+    for one in case.rounds:
+        want = {
+            OUTPUT_OF.get(key, key): _kept(key, array, spec)[None]
+            for key, array in _compared(one).items()
+        }
+        judge(want, draft(one.anchor, one.target_hidden))
+    return [*judge.shares().values(), *judge.measures()]
+
+
+def _judge(
+    key: str, want: NDArray[Any], got: NDArray[Any] | None, limit: Limit, spec: DrafterSpec
+) -> Finding:
+    row = None if got is None else got[0]  # the graph's batch axis
+    if key in ID_ARRAYS:
+        return compare_ids(key, want, row, EXACT)
+    return compare_values(key, _kept(key, want, spec), row, limit)
+
+
+def _kept(key: str, want: NDArray[Any], spec: DrafterSpec) -> NDArray[Any]:
+    """Return a recorded array without the padded ids, which a graph leaves out."""
+    if key not in ("logits", "base_logits") or not spec.num_padded_rows:
+        return want
+    kept = spec.draft_vocab_size - spec.num_padded_rows
+    is_padded = want.shape[1] == spec.draft_vocab_size and np.isneginf(want[:, kept:]).all()
+    return want[:, :kept] if is_padded else want

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,16 +17,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from draftrt.bundle import Bundle, Manifest, hash_files, write_manifest
+from draftrt.bundle import Bundle, hash_files, write_manifest
 from draftrt.errors import DraftrtError
+from draftrt.files import sha256_of
+from draftrt.manifest import Manifest
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import Precision
 from draftrt.tolerances import golden_limit
 from draftrt.validate.compare.arrays import Finding
-from draftrt.validate.compare.verdicts import Measure
+from draftrt.validate.compare.measures import Measure
 from draftrt.validate.parity.parity import ParityReport, check_parity
-from draftrt.validate.records.cases import GoldenCase, read_case
-from draftrt.validate.records.golden_rounds import (
+from draftrt.validate.records.cases import GoldenCase, read_case, recorded_hashes
+from draftrt.validate.records.files import RecordError
+from draftrt.validate.records.golden import (
     check_width,
     compare_case,
     compare_rounded,
@@ -37,6 +40,7 @@ from draftrt.validate.rounds.plan import DEFAULT_ROUNDS
 
 if TYPE_CHECKING:
     from draftrt.export.checkpoint.drafter import LoadedDrafter
+
 
 DEFAULT_CONTEXT = 96
 PRECISIONS = tuple(Precision)
@@ -95,7 +99,7 @@ class MatrixRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class MatrixSettings:
     """How the matrix is checked.
 
     Attributes:
@@ -111,7 +115,7 @@ class Settings:
 
 def check_matrix(
     sources: Sequence[Source],
-    settings: Settings,
+    settings: MatrixSettings,
     *,
     jobs: int = 1,
     report: Callable[[str], None] = lambda line: None,
@@ -120,7 +124,7 @@ def check_matrix(
 
     Args:
         sources: the drafters.
-        settings: see `Settings`.
+        settings: see `MatrixSettings`.
         jobs: processes that share them.
         report: gets one line a step; nothing from other processes.
 
@@ -169,7 +173,7 @@ def _begin(scratch: str) -> None:
 
 def check_source(
     source: Source,
-    settings: Settings,
+    settings: MatrixSettings,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[MatrixRow]:
     """Check one drafter in every precision."""
@@ -221,9 +225,9 @@ def _load(source: Source) -> tuple[LoadedDrafter, GoldenCase | None]:
 
 def _export(loaded: LoadedDrafter, folder: Path, precision: Precision, context: int) -> Bundle:
     """Write a bundle of the draft graph alone, with every output: no target, no tokenizer."""
-    from draftrt.export.draft_graph import write_draft_graph
-    from draftrt.export.models.outputs import EXTRA_OUTPUTS
+    from draftrt.export.models.signature import EXTRA_OUTPUTS
     from draftrt.export.options import ExportOptions
+    from draftrt.export.write_graphs import write_draft_graph
 
     assert loaded.target is not None
     options = ExportOptions(precision=precision, max_context=context, extra_outputs=EXTRA_OUTPUTS)
@@ -247,7 +251,7 @@ def _against_record(case: GoldenCase, bundle: Bundle) -> dict[str, Finding | Mea
     from draftrt.export.check.reference import module_from_bundle
     from draftrt.export.graph.float32 import write_float32_twin
     from draftrt.runtime.backends.ort import OrtSession
-    from draftrt.runtime.decoding.drafter import Drafter
+    from draftrt.runtime.decoding.drafter import DraftSession
     from draftrt.validate.parity.variants import run_signature
 
     entry, spec = bundle.graph("draft"), bundle.drafter()
@@ -256,7 +260,7 @@ def _against_record(case: GoldenCase, bundle: Bundle) -> dict[str, Finding | Mea
         path = path.with_name("twin.onnx")
         write_float32_twin(bundle.file(entry.file), path)
     with OrtSession(path, run_signature(entry)) as session:
-        draft = Drafter(spec, session).draft
+        draft = DraftSession(spec, session).draft
         if entry.precision is Precision.FP32:
             limit = golden_limit(case.name, case.tolerance)
             return dict(compare_case(case, draft, spec, limit))
@@ -272,3 +276,48 @@ def _named(where: str, found: Sequence[Finding | Measure]) -> dict[str, Finding 
         where + (f"{one.output} {one.name}" if isinstance(one, Measure) else one.output): one
         for one in found
     }
+
+
+CONFIG = "config.json"
+
+
+def sources_of(
+    cases: Sequence[Path], drafts: Sequence[Path], target: Path | None
+) -> tuple[list[Source], list[Path]]:
+    """Return the cases, and the checkpoints that no case was made from.
+
+    A case that holds only the hashes of its drafter takes the checkpoint that has them. It is read
+    and checked with the case: a checkpoint whose config is the recorded one and whose weights are
+    not is taken too, to be refused with both hashes.
+
+    Args:
+        cases: folders of golden cases.
+        drafts: checkpoints.
+        target: the target of all of them.
+
+    Returns:
+        Sources of the cases, in their order, and the checkpoints left over, in theirs.
+    """
+    found, taken = [], set()
+    for case in cases:
+        draft = _checkpoint_of(case, drafts)
+        found.append(Source(case=case, draft=draft, target=target))
+        taken.add(draft)
+    return found, [draft for draft in drafts if draft not in taken]
+
+
+def _checkpoint_of(case: Path, drafts: Sequence[Path]) -> Path | None:
+    try:
+        hashes = recorded_hashes(case)
+    except RecordError:  # told as that case's result, when it is read as a whole
+        return None
+    near = [draft for draft in drafts if _has(draft, hashes, CONFIG)] if hashes else []
+    if len(near) < 2:
+        return near[0] if near else None
+    same = [draft for draft in near if all(_has(draft, hashes, name) for name in hashes)]
+    return (same or near)[0]
+
+
+def _has(draft: Path, hashes: Mapping[str, str], name: str) -> bool:
+    path = draft / name
+    return path.is_file() and sha256_of(path) == hashes.get(name)

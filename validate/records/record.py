@@ -1,8 +1,15 @@
-"""A golden case written from a drafter on the machine that has it (docs/records.md).
+"""Golden cases and trajectories written on the machine that has the pair (docs/records.md).
+
+A golden case written from a drafter on the machine that has it (docs/records.md).
 
 What is recorded is what the PyTorch module computes in float32 from the checkpoint, either from the
 target's own features over a text or from drawn ones. Large things are left out: of a large
 vocabulary the largest logits are kept, of a large checkpoint its hashes.
+
+Trajectories written from a pair on the machine that has it (docs/records.md).
+
+The drafter is its PyTorch module and the target runs in transformers, both in float32, so that a
+replay through exported graphs compares two different ways to compute.
 """
 
 from __future__ import annotations
@@ -18,19 +25,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.bundle import new_bundle, sha256_of
+from draftrt.bundle import new_bundle
+from draftrt.files import sha256_of, write_atomically
 from draftrt.provenance import command_line, now, tool_versions
-from draftrt.spec import DrafterSpec, TableSource
+from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.spec import DrafterSpec, Family, TableSource
 from draftrt.tolerances import LOGITS
-from draftrt.validate.records.cases import ARRAYS_FILE, CASE_FILE, DRAFT_FOLDER, VERSION
+from draftrt.validate.records.cases import (
+    ARRAYS_FILE,
+    CASE_FILE,
+    CASE_VERSION,
+    DRAFT_FOLDER,
+    table_hash,
+)
 from draftrt.validate.records.files import RecordError
-from draftrt.validate.records.record_tables import table_hash
-from draftrt.validate.rounds.module_session import ModuleSession
+from draftrt.validate.records.trajectories import TRAJECTORY_VERSION
+from draftrt.validate.rounds.module import ModuleSession
 from draftrt.validate.rounds.plan import windows_of
 
 if TYPE_CHECKING:
     from draftrt.export.checkpoint.drafter import LoadedDrafter
     from draftrt.export.checkpoint.tensors import TensorRef
+    from draftrt.runtime.decoding.loop import DecodeLoop
+
 
 WEIGHTS = ("auto", "copy", "hash")
 MAX_COPY_BYTES = 64 << 20  # auto keeps weights up to here
@@ -39,7 +56,6 @@ NUM_TOP = 16
 MAX_WINDOW = 512  # a longer sliding window is not passed by drawn features
 KEPT = ("hidden", "base_logits", "logits", "confidence")
 IDS = {"draft_ids": "tokens", "draft_vocab_ids": "draft_ids", "candidates": "candidates"}
-
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -135,7 +151,7 @@ def _facts(
     assert loaded.target is not None
     brings = brought(loaded.target)
     return {
-        "version": VERSION,
+        "version": CASE_VERSION,
         "reference": f"draftrt's PyTorch module, float32 on the CPU, {source}",
         **({"about": options.about} if options.about else {}),
         "target_vocab_size": loaded.target.spec.vocab_size,
@@ -179,7 +195,7 @@ def _rounds(
 
 def _drawn(loaded: LoadedDrafter, options: RecordOptions) -> Iterator[tuple[Arrays, Arrays]]:
     """Draft from drawn features: past a short sliding window, then none, half and all accepted."""
-    from draftrt.export.models.signature import round_feeds
+    from draftrt.export.check.feeds import round_feeds
 
     spec = loaded.spec
     windows = [window for window in windows_of(spec) if window <= MAX_WINDOW]
@@ -198,8 +214,8 @@ def _decoded(
     loaded: LoadedDrafter, target: Path, options: RecordOptions, prompt: str
 ) -> Iterator[tuple[Arrays, Arrays]]:
     """Decode a text greedily, target in transformers; yield what the drafter saw and said."""
-    from draftrt.runtime.decoding.drafter import Drafter
-    from draftrt.runtime.decoding.loop import Decoder
+    from draftrt.runtime.decoding.drafter import DraftSession
+    from draftrt.runtime.decoding.loop import DecodeLoop
     from draftrt.runtime.decoding.options import DecodeOptions
     from draftrt.runtime.targets.huggingface import HfTarget
     from draftrt.runtime.text import load_tokenizer
@@ -215,7 +231,7 @@ def _decoded(
     context = len(prompt_ids) + most + spec.block_size
     with ModuleSession(loaded, context, watch) as session:
         model = HfTarget(target, spec.target_layer_ids)
-        decoder = Decoder(model, Drafter(spec, session))
+        decoder = DecodeLoop(model, DraftSession(spec, session))
         wanted = DecodeOptions(max_tokens=most, stop_ids=frozenset())
         with closing(decoder.decode(prompt_ids, wanted)) as rounds:
             for one in rounds:  # the prefill's drafts nothing
@@ -244,3 +260,121 @@ def _kept(spec: DrafterSpec, outputs: Mapping[str, NDArray[Any]]) -> Arrays:
         kept["top_ids"] = np.argsort(-logits, axis=-1, kind="stable")[:, :NUM_TOP]
         kept["top_logits"] = np.take_along_axis(logits, kept["top_ids"], axis=-1)
     return kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryOptions:
+    """What to record.
+
+    Attributes:
+        prompts: texts, no chat template.
+        max_tokens: new tokens of each.
+        thresholds: confidence thresholds; every prompt is decoded with each.
+        sample_from_anchor: alignment where the config leaves it open.
+        family: family where the config's labels are wrong.
+    """
+
+    prompts: Sequence[str]
+    max_tokens: int = 96
+    thresholds: tuple[float, ...] = (0.0,)
+    sample_from_anchor: bool | None = None
+    family: Family | None = None
+
+
+def record_trajectories(
+    draft: Path,
+    target: Path,
+    out: Path,
+    options: TrajectoryOptions,
+    report: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Decode prompts greedily, without stop tokens, and write what every round did.
+
+    Args:
+        draft: drafter checkpoint.
+        target: target checkpoint with tokenizer.
+        out: the JSON file to write.
+        options: see `TrajectoryOptions`.
+        report: gets one line a row.
+
+    Raises:
+        RecordError: ``out`` exists.
+        DraftrtError: the pair cannot be read, does not fit, or cannot be run; a threshold without a
+            confidence head.
+    """
+    if out.exists():
+        raise RecordError(f"{out} exists", hint="choose another -o file; records are not replaced")
+    content = {
+        "version": TRAJECTORY_VERSION,
+        "reference": "draftrt's loop, drafter in PyTorch, target in transformers, float32",
+        "command": command_line(),
+        "created": now(),
+        "tools": tool_versions(),
+        "rows": _rows(draft, target, options, report),
+    }
+    try:
+        write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise RecordError(f"{out}: cannot be written: {error.strerror}") from error
+    return out
+
+
+def _rows(
+    draft: Path, target: Path, options: TrajectoryOptions, report: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    from draftrt.export.checkpoint.drafter import load_drafter
+    from draftrt.export.checkpoint.target import read_target
+    from draftrt.runtime.decoding.drafter import DraftSession
+    from draftrt.runtime.decoding.loop import DecodeLoop
+    from draftrt.runtime.prompts import asked, room_problem
+    from draftrt.runtime.targets.huggingface import HfTarget
+    from draftrt.runtime.text import load_tokenizer
+
+    loaded = load_drafter(
+        draft,
+        read_target(target, draft=draft),
+        sample_from_anchor=options.sample_from_anchor,
+        family=options.family,
+    )
+    tokenizer = load_tokenizer(target)
+    prompts = [(text, list(tokenizer.encode(text).ids)) for text in options.prompts]
+    longest = max(len(ids) for _, ids in prompts)
+    rows = []
+    with ModuleSession(loaded, longest + options.max_tokens + loaded.spec.block_size) as session:
+        model = HfTarget(target, loaded.spec.target_layer_ids)
+        pair = (DecodeLoop(model, DraftSession(loaded.spec, session)), DecodeLoop(model))
+        every = [ids for _, ids in prompts]
+        if problem := room_problem(
+            pair[0], list(map(asked, options.prompts)), every, options.max_tokens
+        ):
+            raise problem
+        for threshold in options.thresholds:
+            for text, ids in prompts:
+                wanted = DecodeOptions(
+                    max_tokens=options.max_tokens,
+                    stop_ids=frozenset(),
+                    confidence_threshold=threshold,
+                )
+                rows.append(_row(text, ids, wanted, *pair))
+                report(f"row {len(rows) - 1}: {len(rows[-1]['acceptance_lengths'])} rounds")
+        model.close()
+    return rows
+
+
+def _row(
+    text: str, ids: list[int], options: DecodeOptions, drafted: DecodeLoop, plain: DecodeLoop
+) -> dict[str, Any]:
+    rounds = list(drafted.decode(ids, options))
+    output = [token for one in rounds for token in one.token_ids]
+    own = [token for one in plain.decode(ids, options) for token in one.token_ids]
+    accepted = [one.num_accepted for one in rounds[1:]]
+    return {
+        "prompt": text,
+        "prompt_ids": ids,
+        "output_ids": output,
+        "confidence_threshold": options.confidence_threshold,
+        "target_greedy_equal": output == own,
+        "acceptance_lengths": [count + 1 for count in accepted],
+        "proposal_lengths": [one.num_verified for one in rounds[1:]],
+        "accepted_draft_lengths": accepted,
+    }

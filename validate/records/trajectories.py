@@ -1,7 +1,13 @@
-"""Greedy decoding through the runtime, replayed against a publisher's own loop.
+"""Recorded trajectories, and greedy decoding replayed against them (docs/records.md).
+
+Greedy decoding through the runtime, replayed against a publisher's own loop.
 
 A drafter is exported into a temporary bundle and run with its target as a user would run it; ids
 must be the same, and the drafts accepted in every round up to where the loops end differently.
+
+Recorded trajectories, read from disk: prompts, output ids, rounds (docs/records.md).
+
+Also knows the two ways in which publishers' loops end, because the record does not repeat them.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +24,7 @@ from draftrt.bundle import Bundle
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.stats import Round
 from draftrt.runtime.pair import Pair
-from draftrt.validate.records.files import RecordError
-from draftrt.validate.records.trajectory_records import Trajectory, read_trajectories
+from draftrt.validate.records.files import RecordError, check_version, read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,3 +180,158 @@ def _round_problems(recorded: Trajectory, drafted: Sequence[Round]) -> list[str]
                     f"round {index} verifies {one.num_verified} drafts, expected {proposed}"
                 )
     return problems
+
+
+TRAJECTORY_VERSION = 1
+LISTS = ("prompt_ids", "output_ids", "acceptance_lengths")
+ROUND_LISTS = ("proposal_lengths", "accepted_draft_lengths")
+KEYS = {
+    *LISTS,
+    *ROUND_LISTS,
+    "prompt",
+    "confidence_threshold",
+    "target_greedy_equal",
+}
+
+
+class LoopEnding(str, Enum):
+    """How the recording loop ends.
+
+    ZLAB: a round with few tokens left to emit drafts a shorter block, whose drafts differ.
+    DEEPSPEC: every round drafts the whole block; the last one is not cut.
+    """
+
+    ZLAB = "z-lab"
+    DEEPSPEC = "deepspec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One prompt, decoded greedily by a publisher's own loop.
+
+    Attributes:
+        prompt: its text, for people.
+        prompt_ids: its ids.
+        output_ids: new ids.
+        acceptance_lengths: tokens committed in each round, accepted drafts + 1.
+        proposal_lengths: drafts verified in each round; None where the loop does not say.
+        confidence_threshold: drafts before the first confidence below it are verified; 0 is all.
+        is_target_greedy: whether the output equals the target's own greedy decoding.
+        ending: how the recording loop ends.
+    """
+
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    acceptance_lengths: tuple[int, ...]
+    proposal_lengths: tuple[int, ...] | None
+    confidence_threshold: float
+    is_target_greedy: bool
+    ending: LoopEnding
+
+    def num_comparable(self, block_size: int) -> int:
+        """Return how many rounds a loop that always drafts the whole block shares with the record.
+
+        z-lab counts the token that prefill yields as emitted and, with R tokens still to emit,
+        drafts a block of ``min(block_size, R + 1)`` rows.
+
+        Args:
+            block_size: K, rows of a whole block.
+        """
+        if self.ending is LoopEnding.DEEPSPEC:
+            return len(self.acceptance_lengths)
+        emitted = 1
+        for index, length in enumerate(self.acceptance_lengths):
+            if len(self.output_ids) - emitted + 1 < block_size:
+                return index
+            emitted += length
+        return len(self.acceptance_lengths)
+
+
+def read_trajectories(path: Path) -> list[Trajectory]:
+    """Read a file of trajectories: a list of rows (version 1), or an object with version and rows.
+
+    Raises:
+        RecordError: missing, no JSON, another version, or ill-formed rows; all of them at once.
+    """
+    data = read_json(path)
+    if isinstance(data, dict):
+        check_version(path, data.get("version", TRAJECTORY_VERSION), TRAJECTORY_VERSION)
+        data = data.get("rows")
+    if not isinstance(data, list) or not data:
+        raise RecordError(f"{path}: got {data!r:.60}, expected a list of rows with at least one")
+    problems = [f"row {n}: {text}" for n, row in enumerate(data) for text in _problems(row)]
+    if problems:
+        raise RecordError(f"{path}: " + "; ".join(problems), hint="docs/records.md has the format")
+    return [_trajectory(row) for row in data]
+
+
+def _problems(row: Any) -> list[str]:
+    if not isinstance(row, dict):
+        return [f"got {row!r:.40}, expected an object"]
+    found = [f"unknown key {key!r}" for key in row if key not in KEYS]
+    for key in (*LISTS, *(key for key in ROUND_LISTS if key in row)):
+        value = row.get(key)
+        if not isinstance(value, list) or not value or not all(_is_count(v) for v in value):
+            found.append(f"{key}: got {value!r:.40}, expected a list of whole numbers from 0 on")
+    threshold = row.get("confidence_threshold", 0.0)
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
+        found.append(f"confidence_threshold: got {threshold!r:.40}, expected a number from 0 to 1")
+    elif not 0 <= threshold <= 1:
+        found.append(f"confidence_threshold: got {threshold}, expected a number from 0 to 1")
+    if not isinstance(row.get("target_greedy_equal"), bool):
+        found.append("target_greedy_equal: expected true or false")
+    return found or _disagreements(row)
+
+
+def _disagreements(row: dict[str, Any]) -> list[str]:
+    lengths = row["acceptance_lengths"]
+    found = [
+        f"{key} has {len(row[key])} rounds, acceptance_lengths {len(lengths)}"
+        for key in ROUND_LISTS
+        if key in row and len(row[key]) != len(lengths)
+    ]
+    accepted = row.get("accepted_draft_lengths")
+    if accepted is not None and [count + 1 for count in accepted] != lengths:
+        found.append("accepted_draft_lengths are not acceptance_lengths less one")
+    if sum(lengths) + 1 < len(row["output_ids"]):
+        found.append(
+            f"acceptance_lengths sum to {sum(lengths)}, output_ids has {len(row['output_ids'])}"
+        )
+    return found
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _trajectory(row: dict[str, Any]) -> Trajectory:
+    proposed = row.get("proposal_lengths")
+    return Trajectory(
+        prompt=str(row.get("prompt", "")),
+        prompt_ids=tuple(row["prompt_ids"]),
+        output_ids=tuple(row["output_ids"]),
+        acceptance_lengths=tuple(row["acceptance_lengths"]),
+        proposal_lengths=None if proposed is None else tuple(proposed),
+        confidence_threshold=float(row.get("confidence_threshold", 0.0)),
+        is_target_greedy=row["target_greedy_equal"],
+        ending=LoopEnding.ZLAB if proposed is None else LoopEnding.DEEPSPEC,
+    )
+
+
+WIDTH = 32
+HEADING = f"row  {'prompt':{WIDTH}}  threshold  tokens  rounds compared  accepted  verdict"
+
+
+def as_line(report: TrajectoryReport) -> str:
+    """Return a row's line; a difference is told behind the verdict."""
+    prompt = repr(report.recorded.prompt)
+    prompt = prompt if len(prompt) <= WIDTH else prompt[: WIDTH - 3] + "..."
+    compared = f"{report.num_compared} of {report.num_rounds}"
+    verdict = "same" if report.is_same else f"different: {report.problems[0]}"
+    if len(report.problems) > 1:
+        verdict += f", and {len(report.problems) - 1} more"
+    return (
+        f"{report.row:3}  {prompt:{WIDTH}}  {report.recorded.confidence_threshold:<9g}  "
+        f"{report.num_tokens:<6}  {compared:15}  {report.num_accepted:<8}  {verdict}"
+    )

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from draftrt.cli_options import OutputFile, check_places, write_output
-from draftrt.printable import printable
+from draftrt.errors import printable
 from draftrt.runtime.prompt_options import form_options
 from draftrt.runtime.prompts import Form
 
 if TYPE_CHECKING:
-    from draftrt.validate.report.report import Report
+    from draftrt.validate.report.report import BundleReport
 
 FILE = click.Path(path_type=Path)
 
@@ -91,9 +91,8 @@ def report(
         raise ParityError(f"{bundle}: the graph and pytorch differ", hint=f"see {out}")
 
 
-def _write(found: Report, out: Path, markdown: Path | None, json_file: Path | None) -> None:
-    from draftrt.validate.report.render import to_html
-    from draftrt.validate.report.report_markdown import to_markdown
+def _write(found: BundleReport, out: Path, markdown: Path | None, json_file: Path | None) -> None:
+    from draftrt.validate.report.render import to_html, to_markdown
 
     texts = {out: to_html(found)}
     if markdown is not None:

@@ -1,4 +1,6 @@
-"""Small plots as inline SVG: bars, a split bar, lines. Colours are those of the page's theme.
+"""What the sections of a report are made of: tables, sentences, and plots as inline SVG.
+
+Small plots as inline SVG: bars, a split bar, lines. Colours are those of the page's theme.
 
 Every text is escaped here. Sizes are in the units of a view box that the page scales to its width.
 """
@@ -6,6 +8,7 @@ Every text is escaped here. Sizes are in the units of a view box that the page s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 340, 210
@@ -137,3 +140,52 @@ def _svg(label: str, parts: Sequence[str], height: float = HEIGHT) -> str:
         + "".join(parts)
         + "</svg>"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of texts below a heading.
+
+    Attributes:
+        head: names of the columns, with their units.
+        rows: as many cells each.
+        title: what the table shows.
+        is_long: whether a reader unfolds it.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    is_long: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A picture beside the table with its figures.
+
+    Attributes:
+        title: what it shows.
+        svg: the picture.
+        table: its figures.
+    """
+
+    title: str
+    svg: str
+    table: Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One part of a report.
+
+    Attributes:
+        title: its heading.
+        text: sentences.
+        tables: in order.
+        plots: in order.
+    """
+
+    title: str
+    text: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    plots: Sequence[Plot] = field(default_factory=tuple)

@@ -11,20 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftrt.bundle import MANIFEST, Bundle, Verify, sha256_of
+from draftrt.bundle import Bundle
+from draftrt.bundle_files import MANIFEST, Verify
 from draftrt.codec import to_json
 from draftrt.errors import BundleError
+from draftrt.files import sha256_of
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.runtime.prompts import Form
-from draftrt.validate.bench.run import Settings, run_bench
+from draftrt.validate.bench.run import BenchSettings, run_bench
 from draftrt.validate.records.files import read_json
-from draftrt.validate.report.report_doctor import KEYS as DOCTOR_KEYS
 
 HERE = "made for this report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class BundleReport:
     """Everything a report is made from.
 
     Attributes:
@@ -91,7 +92,7 @@ def make_report(
     prompts: Path | None = None,
     form: Form | None = None,
     report: Callable[[str], None] = lambda line: None,
-) -> Report:
+) -> BundleReport:
     """Collect what there is to say about a bundle.
 
     Args:
@@ -115,7 +116,7 @@ def make_report(
     """
     bundle = Bundle.open(path, verify=Verify.ALL)
     found, parity_source = _parity(bundle, parity, report if with_parity else None)
-    short = Settings(
+    short = BenchSettings(
         bundle=bundle.path,
         prompts=prompts,
         form=form or Form(),
@@ -126,7 +127,7 @@ def make_report(
     timed, bench_source = _bench(bundle, bench, short, report if with_bench else None)
     examined = None if doctor is None else _read(doctor, bundle, DOCTOR_KEYS)
     doctor_source = "" if doctor is None else f"{doctor.name}, by draftrt doctor acceptance --json"
-    return Report(
+    return BundleReport(
         bundle=bundle,
         parity=found,
         bench=timed,
@@ -154,7 +155,7 @@ def _parity(
 
 
 def _bench(
-    bundle: Bundle, given: Path | None, short: Settings, report: Callable[[str], None] | None
+    bundle: Bundle, given: Path | None, short: BenchSettings, report: Callable[[str], None] | None
 ) -> tuple[Mapping[str, Any] | None, str]:
     """Return a bench and where it is from; without ``report`` none is made."""
     if given is not None:
@@ -182,3 +183,6 @@ def _read(path: Path, bundle: Bundle, keys: tuple[str, ...]) -> Mapping[str, Any
         )
     found: Mapping[str, Any] = data
     return found
+
+
+DOCTOR_KEYS = ("verdicts", "acceptance_length", "by_position", "by_context", "suspects", "forms")

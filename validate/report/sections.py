@@ -6,17 +6,16 @@ Every plot has a table with the same figures, so that Markdown says what HTML sh
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftrt.codec import to_json
-from draftrt.validate.report.report import Report
-from draftrt.validate.report.report_bench import bench_section, speculative
-from draftrt.validate.report.report_doctor import doctor_section
-from draftrt.validate.report.report_parts import Section, Table
+from draftrt.validate.bench.measure import SPECULATIVE
+from draftrt.validate.report.plots import Plot, Section, Table, bars, lines, split
+from draftrt.validate.report.report import BundleReport
 
 
-def sections_of(report: Report) -> list[Section]:
+def sections_of(report: BundleReport) -> list[Section]:
     """Return everything a report says, in reading order."""
     parts = [_parity(report)]
     if report.bench is not None:
@@ -26,7 +25,7 @@ def sections_of(report: Report) -> list[Section]:
     return [*parts, _bundle(report), _facts(report), _provenance(report)]
 
 
-def headline(report: Report) -> list[tuple[str, str]]:
+def headline(report: BundleReport) -> list[tuple[str, str]]:
     """Return the few figures that a reader looks for first, each with its name."""
     spec, entry = report.bundle.drafter(), report.bundle.graph("draft")
     told = [
@@ -51,7 +50,7 @@ def readable(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
 
 
-def _parity(report: Report) -> Section:
+def _parity(report: BundleReport) -> Section:
     found = report.parity
     if found is None:
         return Section(title="Parity", text=["The graph was not compared with its PyTorch module."])
@@ -120,7 +119,7 @@ def _measure(one: Mapping[str, Any]) -> list[str]:
     return [one["output"], one["measure"], f"{one['rows']:,}", told(one["seen"]), limit, verdict]
 
 
-def _bundle(report: Report) -> Section:
+def _bundle(report: BundleReport) -> Section:
     manifest = report.bundle.manifest
     graphs = [
         [name, one.file, one.precision.value, one.profile, str(one.opset), f"{one.max_context:,}"]
@@ -156,7 +155,7 @@ def _bundle(report: Report) -> Section:
     return Section(title="Bundle", tables=tables)
 
 
-def _facts(report: Report) -> Section:
+def _facts(report: BundleReport) -> Section:
     spec = report.bundle.drafter()
     rows = [
         [name, _short(to_json(getattr(spec, name))), source or "-"]
@@ -176,7 +175,7 @@ def _facts(report: Report) -> Section:
     )
 
 
-def _provenance(report: Report) -> Section:
+def _provenance(report: BundleReport) -> Section:
     manifest = report.bundle.manifest
     names = sorted({*manifest.tools, *report.tools})
     versions = [
@@ -209,3 +208,194 @@ def _provenance(report: Report) -> Section:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 160 else text[:157] + "..."
+
+
+BUSY = 0.75  # load a core from which on times say little
+
+
+def speculative(bench: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what the pair did with its drafter; None where the bench lacks it."""
+    named = {one["name"]: one for one in bench["systems"]}
+    return named.get(SPECULATIVE)
+
+
+def bench_section(bench: Mapping[str, Any], source: str) -> Section:
+    """Return what ``draftrt bench --json`` wrote as a section.
+
+    Args:
+        bench: its data.
+        source: where it comes from, in words.
+    """
+    repeats = bench["repeats"]
+    times = "once" if repeats == 1 else f"{repeats} times"
+    load = ", ".join("?" if one is None else f"{one:.2f}" for one in bench["load"])
+    text = [
+        f"{bench['pair']}. {bench['num_prompts']} prompts × {bench['max_tokens']} tokens, each "
+        f"{times}, greedy, {_form(bench)}on {bench['processor']}, {bench['num_cores']} cores, "
+        f"load before and after {load}. Source: {source}.",
+        *bench["notes"],
+    ]
+    if any(one is not None and one > BUSY * bench["num_cores"] for one in bench["load"]):
+        text.append("The machine was busy: compare nothing but rows of one table.")
+    rows = [
+        [
+            one["name"],
+            f"{one['tokens_per_s']:.1f}",
+            "-" if one["first_ms"] is None else f"{one['first_ms']:.1f}",
+            f"{one['times_plain']:.2f}",
+            f"{one['num_same']} of {one['num_decodings']}",
+        ]
+        for one in bench["systems"]
+    ]
+    head = ["system", "tokens/s", "first token, ms", "× plain", "same ids"]
+    speeds = Table(head=head, rows=rows, title="Speed")
+    own = speculative(bench)
+    plots = []
+    if own is not None and own.get("stats"):
+        plots += [_positions(own["stats"]), _round(own["stats"])]
+    if bench["costs"]:
+        plots.append(_costs(bench["costs"]))
+    return Section(title="Acceptance and times", text=text, tables=[speeds], plots=plots)
+
+
+def _form(bench: Mapping[str, Any]) -> str:
+    """Return the form of the prompts; a bench of an older draftrt does not tell it."""
+    return f"prompts {bench['form']}, " if "form" in bench else ""
+
+
+def _positions(stats: Mapping[str, Any]) -> Plot:
+    shares = [float(share) for share in stats["acceptance_by_position"]]
+    names = [str(index + 1) for index in range(len(shares))]
+    title = (
+        f"Drafts kept, by position: {stats['acceptance_length']:.2f} tokens a round over "
+        f"{stats['num_rounds']} rounds"
+    )
+    return Plot(
+        title=title,
+        svg=bars(title, shares, names, axis="position in the block", most=1.0),
+        table=Table(
+            head=["position", "share of drafts kept"],
+            rows=[[name, f"{share:.3f}"] for name, share in zip(names, shares, strict=True)],
+        ),
+    )
+
+
+def _round(stats: Mapping[str, Any]) -> Plot:
+    rounds = max(stats["num_rounds"], 1)
+    parts = {name: 1e3 * stats[f"{name}_s"] / rounds for name in ("draft", "verify", "host")}
+    whole = sum(parts.values()) or 1.0
+    title = f"A round's time: {sum(parts.values()):.3g} ms"
+    return Plot(
+        title=title,
+        svg=split(title, parts, unit="ms"),
+        table=Table(
+            head=["part", "ms a round", "share"],
+            rows=[[name, f"{size:.3g}", f"{size / whole:.1%}"] for name, size in parts.items()],
+        ),
+    )
+
+
+def _costs(costs: Sequence[Mapping[str, Any]]) -> Plot:
+    series = {
+        f"behind {one['context']} cached tokens": {
+            int(rows): float(time) for rows, time in one["verify_ms"].items()
+        }
+        for one in costs
+    }
+    title = "Verification: milliseconds by rows in one call of the target"
+    return Plot(
+        title=title,
+        svg=lines(title, series, axis="rows: anchor and drafts", unit="ms"),
+        table=Table(
+            head=["cached tokens", "rows", "ms"],
+            rows=[
+                [str(one["context"]), str(rows), f"{time:.3g}"]
+                for one in costs
+                for rows, time in one["verify_ms"].items()
+            ],
+        ),
+    )
+
+
+def doctor_section(found: Mapping[str, Any], source: str) -> Section:
+    """Return what ``draftrt doctor acceptance --json`` printed as a section.
+
+    Args:
+        found: its data.
+        source: where it comes from, in words.
+    """
+    length = found["acceptance_length"]
+    text = [
+        f"{length['mean']:.2f} tokens a round{_interval(length)}, over {length['rounds']} rounds. "
+        f"Source: {source}.",
+        *found["verdicts"],
+    ]
+    suspects = Table(
+        head=["fact", "change tried", "gain, tokens a round", "would help"],
+        rows=[
+            [one["fact"], one["change"], _gain(one["gain"]), "yes" if one["better"] else "no"]
+            for one in found["suspects"]
+        ],
+        title="Changes tried on the same rounds",
+        is_long=True,
+    )
+    forms = Table(
+        head=["form of the prompts", "tokens a round", "gain", "would help"],
+        rows=[
+            [
+                one["form"],
+                _gain(one["acceptance_length"]),
+                _gain(one["gain"]),
+                "yes" if one["better"] else "no",
+            ]
+            for one in found["forms"]
+        ],
+        title="Other forms of the prompts",
+    )
+    return Section(
+        title="Acceptance doctor",
+        text=text,
+        tables=[suspects, forms],
+        plots=[_by_position(found["by_position"]), _by_context(found["by_context"])],
+    )
+
+
+def _by_position(shares: Sequence[float]) -> Plot:
+    names = [str(index + 1) for index in range(len(shares))]
+    title = "Drafts kept, by position"
+    return Plot(
+        title=title,
+        svg=bars(title, [float(share) for share in shares], names, axis="position", most=1.0),
+        table=Table(
+            head=["position", "share of drafts kept"],
+            rows=[[name, f"{share:.3f}"] for name, share in zip(names, shares, strict=True)],
+        ),
+    )
+
+
+def _by_context(buckets: Sequence[Mapping[str, Any]]) -> Plot:
+    names = [f"{one['first']}–{one['last']}" for one in buckets]
+    means = [float(one["mean"]) for one in buckets]
+    title = "Tokens a round, by tokens of context"
+    most = 1.15 * max(means, default=1.0)
+    return Plot(
+        title=title,
+        svg=bars(title, means, names, axis="tokens of context", most=most),
+        table=Table(
+            head=["tokens of context", "tokens a round", "rounds"],
+            rows=[
+                [name, _gain(one), str(one["rounds"])]
+                for name, one in zip(names, buckets, strict=True)
+            ],
+        ),
+    )
+
+
+def _gain(one: Mapping[str, Any] | None) -> str:
+    return "-" if one is None else f"{one['mean']:.2f}{_interval(one)}"
+
+
+def _interval(one: Mapping[str, Any]) -> str:
+    if one["low"] is None:
+        return ""
+    return f" ({one['low']:.2f} to {one['high']:.2f})"

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.backends import require
 from draftrt.errors import BackendError
 from draftrt.lifecycle import Closing
 from draftrt.onnx_session import load_onnxruntime, point_to_weights
-from draftrt.packages import require
 from draftrt.runtime.backends.base import GraphSession
 from draftrt.runtime.backends.ort import AS_WRITTEN, INT8, QUANTISED_PRODUCTS
 from draftrt.signature import Signature, TensorSpec

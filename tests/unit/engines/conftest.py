@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import ArrayLike, DTypeLike
 from onnx import TensorProto, helper, numpy_helper
 
-from draftrt.bundle import GraphEntry, Manifest, hash_files, write_manifest
+from draftrt.bundle import hash_files, write_manifest
+from draftrt.manifest import GraphEntry, Manifest
 from draftrt.signature import DimRange, Signature, TensorSpec
 from draftrt.spec import Precision, TargetSpec
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.bundle import Bundle, sha256_of
+from draftrt.bundle import Bundle
 from draftrt.engines.build import build_plan
 from draftrt.engines.capabilities import Backend
 from draftrt.engines.options import BuildOptions
 from draftrt.errors import BuildError, BundleError, ChoiceError, UnsupportedError
+from draftrt.files import sha256_of
 from draftrt.signature import DimRange
 from draftrt.spec import Precision
 

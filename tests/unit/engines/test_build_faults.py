@@ -14,7 +14,8 @@ from typing import Protocol
 import pytest
 from onnx import TensorProto
 
-from draftrt.bundle import Bundle, read_manifest, write_manifest
+from draftrt.bundle import Bundle, write_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.engines.build import build_plan
 from draftrt.engines.capabilities import Backend
 from draftrt.engines.options import BuildOptions

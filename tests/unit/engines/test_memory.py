@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from draftrt.bundle import Bundle, read_manifest, write_manifest
+from draftrt.bundle import Bundle, write_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.engines.capabilities import Backend
 from draftrt.engines.devices import DEVICES, find_device

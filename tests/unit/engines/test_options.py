@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftrt.engines.capabilities import Backend
-from draftrt.engines.options import BuildOptions
-from draftrt.engines.profiles import ShapeRange, narrow, shape_ranges
+from draftrt.engines.options import BuildOptions, ShapeRange, narrow, shape_ranges
 from draftrt.errors import BuildError, ChoiceError, SpecError
 from draftrt.signature import DimRange, Signature, TensorSpec
 

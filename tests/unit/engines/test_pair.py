@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.bundle import Bundle, PlanEntry
+from draftrt.bundle import Bundle
 from draftrt.engines.capabilities import Backend
 from draftrt.engines.devices import find_device
 from draftrt.engines.memory import bundle_memory, check_fits
 from draftrt.engines.pair import chosen_graphs, next_lines
 from draftrt.errors import BuildError, BundleError
+from draftrt.manifest import PlanEntry
 from draftrt.spec import Precision
 
 MakeBundle = Callable[..., Path]

@@ -15,7 +15,7 @@ from draftrt.engines import process
 from tests.waiting import is_gone, until
 
 
-def run(code: str, folder: Path, timeout_s: float = 300) -> process.Ending:
+def run(code: str, folder: Path, timeout_s: float = 300) -> process.ChildEnding:
     return process.run(
         [sys.executable, "-c", code],
         env=os.environ,

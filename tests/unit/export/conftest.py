@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from draftrt.cli import group
-from draftrt.export.checkpoint.target import Target, read_target
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from draftrt.export.checkpoint.target import TargetCheckpoint, read_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 Draft = Callable[..., Path]
 Inspect = Callable[..., Result]
@@ -28,7 +29,7 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def target(target_folder: Path) -> Target:
+def target(target_folder: Path) -> TargetCheckpoint:
     return read_target(target_folder)
 
 

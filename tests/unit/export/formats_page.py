@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.export.checkpoint import names as tensor_names
+from draftrt.export.checkpoint.claims import QUANTISED
 from draftrt.export.checkpoint.drafter import load_drafter
-from draftrt.export.checkpoint.stored_quantised import QUANTISED
 from draftrt.export.config.drafter import read_config
 from draftrt.export.config.family import ARCHITECTURES
 from draftrt.export.config.meaning import TOPICS
@@ -24,7 +24,8 @@ from draftrt.export.config.reader import Facts
 from draftrt.export.models.shapes import tensor_shapes
 from draftrt.spec import Backbone
 from tests.toys.formats import drafter_arrays, drafter_config
-from tests.toys.toys import Kind, ToyDrafter, write_drafter
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter
 from tests.unit.export.published import ROWS as PUBLISHED
 from tests.unit.export.support_rows import GOLDEN, REFUSED, UNTRIED
 

@@ -11,9 +11,9 @@ import pytest
 
 from draftrt.codec import to_json
 from draftrt.errors import DraftrtError
-from draftrt.export.checkpoint.describe import describe, table
+from draftrt.export.checkpoint.describe import describe_drafter, table
 from draftrt.export.checkpoint.drafter import load_drafter
-from draftrt.export.checkpoint.target import Target
+from draftrt.export.checkpoint.target import TargetCheckpoint
 
 LIMIT_SECONDS = 1.0
 
@@ -29,13 +29,13 @@ def nested_text(depth: int) -> str:
     return '{"a":' * depth + "1" + "}" * depth
 
 
-def check(folder: Path, target: Target | None, what: str) -> bool:
+def check(folder: Path, target: TargetCheckpoint | None, what: str) -> bool:
     """Load as `draftrt inspect` does; return whether there was an answer."""
     start = time.process_time()
     try:
         loaded = load_drafter(folder, target)
         list(table(loaded))
-        json.dumps(describe(loaded))
+        json.dumps(describe_drafter(loaded))
         json.dumps(to_json(loaded.spec), allow_nan=False)  # nothing infinite got into a fact
         message, answered = "an answer", True
     except DraftrtError as error:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from draftrt.errors import CheckpointError, DraftrtError, SpecError, UnsupportedError
-from tests.toys.toys import REMOVED, Kind
+from tests.toys.models import REMOVED, Kind
 
 ZLAB, DFLASH2 = Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2
 DEEPSPEC, DSPARK, GEMMA = Kind.DEEPSPEC_DFLASH, Kind.DEEPSPEC_DSPARK, Kind.DEEPSPEC_GEMMA4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.toys.toys import REMOVED
+from tests.toys.models import REMOVED
 from tests.unit.export.refusal_rows import (
     DFLASH2,
     DSPARK,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.toys.toys import REMOVED
+from tests.toys.models import REMOVED
 from tests.unit.export.refusal_rows import (
     GEMMA,
     LAYER,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.toys.toys import Kind
+from tests.toys.models import Kind
 
 ZLAB, DFLASH2 = Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2
 DEEPSPEC, DSPARK, GEMMA = Kind.DEEPSPEC_DFLASH, Kind.DEEPSPEC_DSPARK, Kind.DEEPSPEC_GEMMA4

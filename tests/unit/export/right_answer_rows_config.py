@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.toys.formats import drafter_config
-from tests.toys.toys import REMOVED, ToyDrafter
+from tests.toys.models import REMOVED, ToyDrafter
 from tests.unit.export.right_answer_rows import (
     BODY,
     DFLASH2,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from draftrt.export.progress import bar
-from draftrt.export.weights.places import Progress
+from draftrt.export.cli import bar
+from draftrt.export.weights.storage import Progress
 
 
 def test_the_bar_tells_bytes_and_the_time_that_is_left() -> None:

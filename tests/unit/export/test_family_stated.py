@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from draftrt.cli import group
-from tests.toys.toys import REMOVED, Kind
+from tests.toys.models import REMOVED, Kind
 
 DSPARK, ZLAB, DFLASH2 = Kind.DEEPSPEC_DSPARK, Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2
 OTHER = {"architectures": ["DFlashDraftModel"]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.export.config.harmless import HARMLESS
+from draftrt.export.config.keys import HARMLESS
 from tests.unit.export import test_refusals
 from tests.unit.export.formats_page import BODY, KINDS, filled, recorded
 from tests.unit.export.support_rows import GOLDEN, REFUSED

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from draftrt.export.checkpoint.target import Target
-from tests.toys.toys import Kind
+from draftrt.export.checkpoint.target import TargetCheckpoint
+from tests.toys.models import Kind
 from tests.unit.export.fuzz import DEEP, as_text, check, nested_text
 
 ROUNDS = 80  # of each kind
@@ -98,7 +98,7 @@ def mutate(config: Any, rng: random.Random) -> None:
 def test_a_damaged_config_never_ends_in_a_traceback(
     kind: Kind,
     toys: Mapping[Kind, Path],
-    target: Target,
+    target: TargetCheckpoint,
     with_config: Callable[[Path, Any], Path],
 ) -> None:
     original = json.loads((toys[kind] / "config.json").read_text())
@@ -138,7 +138,7 @@ def test_a_damaged_config_never_ends_in_a_traceback(
 def test_a_config_that_is_no_description_is_refused(
     text: str,
     toys: Mapping[Kind, Path],
-    target: Target,
+    target: TargetCheckpoint,
     with_config: Callable[[Path, Any], Path],
 ) -> None:
     folder = with_config(toys[Kind.ZLAB_DFLASH], text)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from draftrt.export.checkpoint.target import Target
-from tests.toys.toys import Kind
+from draftrt.export.checkpoint.target import TargetCheckpoint
+from tests.toys.models import Kind
 from tests.unit.export.fuzz import DEEP, as_text, check, nested_text
 
 
@@ -53,7 +53,7 @@ HEADER_JUNK: tuple[Any, ...] = (
 
 
 def test_a_damaged_safetensors_header_never_ends_in_a_traceback(
-    toys: Mapping[Kind, Path], target: Target, tmp_path: Path
+    toys: Mapping[Kind, Path], target: TargetCheckpoint, tmp_path: Path
 ) -> None:
     original = toys[Kind.SPECULATORS_DSPARK]
     (tmp_path / "config.json").write_bytes((original / "config.json").read_bytes())
@@ -88,7 +88,7 @@ def test_a_damaged_safetensors_header_never_ends_in_a_traceback(
 
 
 def test_a_cut_or_garbled_safetensors_file_is_refused(
-    toys: Mapping[Kind, Path], target: Target, tmp_path: Path
+    toys: Mapping[Kind, Path], target: TargetCheckpoint, tmp_path: Path
 ) -> None:
     original = toys[Kind.ZLAB_DFLASH]
     (tmp_path / "config.json").write_bytes((original / "config.json").read_bytes())
@@ -131,7 +131,7 @@ def test_a_cut_or_garbled_safetensors_file_is_refused(
     ids=lambda index: index[:60],
 )
 def test_a_broken_index_is_refused(
-    index: str, toys: Mapping[Kind, Path], target: Target, tmp_path: Path
+    index: str, toys: Mapping[Kind, Path], target: TargetCheckpoint, tmp_path: Path
 ) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((toys[Kind.ZLAB_DFLASH] / name).read_bytes())
@@ -141,7 +141,7 @@ def test_a_broken_index_is_refused(
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_folder_in_place_of_a_file_is_refused(
-    name: str, toys: Mapping[Kind, Path], target: Target, tmp_path: Path
+    name: str, toys: Mapping[Kind, Path], target: TargetCheckpoint, tmp_path: Path
 ) -> None:
     for other in ("config.json", "model.safetensors"):
         (tmp_path / other).write_bytes((toys[Kind.ZLAB_DFLASH] / other).read_bytes())

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from draftrt.export.checkpoint.drafter import load_drafter
-from draftrt.export.checkpoint.target import Target
-from tests.toys.toys import Kind, ToyDrafter, write_drafter
+from draftrt.export.checkpoint.target import TargetCheckpoint
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter
 from tests.unit.export.test_right_answers import rounds_of
 
 ZLAB, DFLASH2, DSPARK = Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2, Kind.DEEPSPEC_DSPARK
@@ -89,7 +90,9 @@ ROWS: dict[str, tuple[Kind, Mapping[str, Any], Mapping[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_key_that_matters_changes_the_answer(name: str, tmp_path: Path, target: Target) -> None:
+def test_a_key_that_matters_changes_the_answer(
+    name: str, tmp_path: Path, target: TargetCheckpoint
+) -> None:
     kind, toy, change = ROWS[name]
     answers = []
     for number, overrides in enumerate(({}, change)):

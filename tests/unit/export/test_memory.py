@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from draftrt.machine_memory import available_memory, total_memory
+from draftrt.provenance import available_memory, total_memory
 
 pytest.importorskip("torch")
 LIMITED = """

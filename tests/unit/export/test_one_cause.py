@@ -12,7 +12,7 @@ from click.testing import Result
 
 from draftrt.errors import CheckpointError, SpecError, collect
 from tests.toys.formats import drafter_arrays
-from tests.toys.toys import REMOVED, Kind, ToyDrafter
+from tests.toys.models import REMOVED, Kind, ToyDrafter
 
 ZLAB, DSPARK, GEMMA = Kind.ZLAB_DFLASH, Kind.DEEPSPEC_DSPARK, Kind.DEEPSPEC_GEMMA4
 PACKED = {

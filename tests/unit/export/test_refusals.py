@@ -11,7 +11,7 @@ from click.testing import Result
 
 from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.checkpoint.target import read_target
-from tests.toys.toys import Kind
+from tests.toys.models import Kind
 from tests.unit.export.refusal_rows import BLOCK_ROWS, TARGET_ROWS, Refusal
 from tests.unit.export.refusal_rows_heads import HEAD_ROWS, VOCABULARY_ROWS
 from tests.unit.export.refusal_rows_layers import ATTENTION_ROWS, ROPE_ROWS

@@ -15,15 +15,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from draftrt.export.check.assemble import empty_caches, reference_module
+from draftrt.export.check.feeds import empty_caches, round_feeds
+from draftrt.export.check.reference import reference_module
 from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
-from draftrt.export.checkpoint.target import Target
-from draftrt.export.models.outputs import EXTRA_OUTPUTS
-from draftrt.export.models.signature import round_feeds
+from draftrt.export.checkpoint.target import TargetCheckpoint
+from draftrt.export.models.signature import EXTRA_OUTPUTS
 from draftrt.export.weights.tensors import draft_tensors
 from draftrt.spec import DrafterSpec, Precision
 from tests.toys.formats import drafter_arrays
-from tests.toys.toys import ToyDrafter, write_drafter
+from tests.toys.models import ToyDrafter
+from tests.toys.toys import write_drafter
 from tests.unit.export.right_answer_rows import TENSOR_ROWS, TOLERANCE, Same
 from tests.unit.export.right_answer_rows_config import CONFIG_ROWS
 
@@ -69,7 +70,7 @@ def write_changed(folder: Path, toy: ToyDrafter, row: Same) -> Path:
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_another_way_to_write_a_checkpoint_changes_nothing(
-    row: Same, tmp_path: Path, target: Target
+    row: Same, tmp_path: Path, target: TargetCheckpoint
 ) -> None:
     toy = ToyDrafter(kind=row.kind, **row.toy)
     stated = {"sample_from_anchor": None, **row.options}

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from draftrt.cli import group
 from draftrt.errors import SpecError
-from draftrt.export.checkpoint.roles import DRAFTER, TARGET, check_roles, role_of
-from tests.toys.toys import Kind
+from draftrt.export.checkpoint.target_files import DRAFTER, TARGET, check_roles, role_of
+from tests.toys.models import Kind
 
 
 def test_every_format_of_drafters_is_told_from_targets(

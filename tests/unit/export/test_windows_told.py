@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from tests.toys.toys import REMOVED, Kind
+from tests.toys.models import REMOVED, Kind
 
 WIDTH = "dflash_config.swa_window_size"
 NOT_SAID = {"layer_types": REMOVED, "use_sliding_window": REMOVED, "sliding_window": 16}

@@ -10,15 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from draftrt.bundle import (
-    Bundle,
-    GraphEntry,
-    Manifest,
-    hash_files,
-    read_manifest,
-    write_manifest,
-)
+from draftrt.bundle import Bundle, hash_files, write_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.errors import BackendError, BundleError, SpecError
+from draftrt.manifest import GraphEntry, Manifest
 from draftrt.runtime.load import load, read_stop_ids
 from draftrt.spec import Precision
 

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from draftrt.errors import BundleError, DraftrtError, FeedError, OptionError
-from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.token_ids import is_messages
@@ -27,7 +27,7 @@ def pair(toy: SimpleNamespace, tmp_path: Path) -> Pair:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     session = toy.session(toy.signature(4, 5, 200, confidence=False), (2, 0, 9))
-    drafter = Drafter(toy.spec(), session)
+    drafter = DraftSession(toy.spec(), session)
     return Pair(toy.target(), drafter, tmp_path, frozenset(), num_ids=toy.vocab)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from draftrt.errors import BundleError, FeedError
-from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 
@@ -37,7 +37,7 @@ def build(
 ) -> tuple[Pair, Any, Any]:
     session = toy.session(toy.signature(4, 5, 200, confidence=False), num_right)
     target = toy.target()
-    return Pair(target, Drafter(toy.spec(), session), folder, stop_ids), target, session
+    return Pair(target, DraftSession(toy.spec(), session), folder, stop_ids), target, session
 
 
 def expected_text(toy: SimpleNamespace, num_tokens: int) -> str:

@@ -12,8 +12,15 @@ import pytest
 
 from draftrt.errors import BundleError, DraftrtError, FeedError
 from draftrt.runtime.chat import ChatTemplate
-from draftrt.runtime.prompt_files import DEFAULT, read_prompts, read_texts, read_whole
-from draftrt.runtime.prompts import Form, Request, asked
+from draftrt.runtime.prompts import (
+    DEFAULT,
+    Form,
+    Request,
+    asked,
+    read_prompts,
+    read_texts,
+    read_whole,
+)
 
 TALK = [
     {"role": "system", "content": "s"},

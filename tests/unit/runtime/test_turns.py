@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from draftrt.errors import BusyError
-from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.turns import InTurns, Turn
 from draftrt.runtime.pair import Pair
@@ -33,7 +33,7 @@ def pair(toy: SimpleNamespace, tmp_path: Path) -> Pair:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     session = toy.session(toy.signature(4, 5, 200, confidence=False), (2, 0, 9))
-    return Pair(toy.target(), Drafter(toy.spec(), session), tmp_path, frozenset(), num_ids=23)
+    return Pair(toy.target(), DraftSession(toy.spec(), session), tmp_path, frozenset(), num_ids=23)
 
 
 def in_threads(*work: Callable[[], None]) -> None:

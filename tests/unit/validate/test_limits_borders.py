@@ -19,8 +19,7 @@ from draftrt.tolerances import (
     golden_limit,
 )
 from draftrt.validate.compare.arrays import compare_values
-from draftrt.validate.compare.measures import Judge
-from draftrt.validate.compare.verdicts import Verdicts
+from draftrt.validate.compare.measures import Judge, Verdicts
 
 ALL = list(dict.fromkeys([*LIMITS.values(), FP16_AGAINST_FP32]))
 VALUE_LIMITS = [limit for limit in ALL if limit.atol or limit.rtol]

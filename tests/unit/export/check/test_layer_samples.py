@@ -11,18 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftrt.export.check.assemble import empty_caches, reference_module
 from draftrt.export.check.compare import _sampled_difference
+from draftrt.export.check.feeds import empty_caches, round_feeds
+from draftrt.export.check.reference import reference_module
 from draftrt.export.checkpoint.drafter import load_drafter
-from draftrt.export.checkpoint.target import Target
-from draftrt.export.draft_graph import write_draft_graph
+from draftrt.export.checkpoint.target import TargetCheckpoint
 from draftrt.export.models.drafter import Drafter
-from draftrt.export.models.outputs import EXTRA_OUTPUTS, SAMPLED_OUTPUTS
-from draftrt.export.models.signature import draft_signature, round_feeds
+from draftrt.export.models.signature import EXTRA_OUTPUTS, SAMPLED_OUTPUTS, draft_signature
 from draftrt.export.options import ExportOptions
 from draftrt.export.weights.tensors import draft_tensors
+from draftrt.export.write_graphs import write_draft_graph
 from draftrt.spec import Precision, VocabMap
-from tests.toys.toys import Kind, ToyDrafter, write_drafter
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter
 
 CONTEXT = 32
 TOYS: dict[str, ToyDrafter] = {
@@ -40,7 +41,7 @@ Outputs = Mapping[str, Tensor]
 class Walker:
     """A toy drafter as a greedy and as a sampled module, fed the same round."""
 
-    def __init__(self, folder: Path, toy: ToyDrafter, target: Target) -> None:
+    def __init__(self, folder: Path, toy: ToyDrafter, target: TargetCheckpoint) -> None:
         self.loaded = load_drafter(write_drafter(folder, toy), target)
         self.spec = self.loaded.spec
         tensors = draft_tensors(self.spec, self.loaded.tensors, Precision.FP32, CONTEXT)
@@ -70,7 +71,7 @@ class Walker:
 
 
 @pytest.fixture(params=TOYS)
-def walker(request: pytest.FixtureRequest, tmp_path: Path, target: Target) -> Walker:
+def walker(request: pytest.FixtureRequest, tmp_path: Path, target: TargetCheckpoint) -> Walker:
     return Walker(tmp_path / "draft", TOYS[request.param], target)
 
 
@@ -127,7 +128,9 @@ def test_noise_leads_the_walk_and_each_draft_is_conditioned_on_the_one_that_was_
     assert torch.equal(led[rows][0, 1:], reference[0, 1:]) is not is_sequential
 
 
-def test_the_bias_of_a_drawn_path_is_that_of_its_tokens(tmp_path: Path, target: Target) -> None:
+def test_the_bias_of_a_drawn_path_is_that_of_its_tokens(
+    tmp_path: Path, target: TargetCheckpoint
+) -> None:
     """For the vanilla head: base logits plus W2 W1[previous token], by hand."""
     walker = Walker(tmp_path / "draft", TOYS["reduced"], target)
     noise = torch.from_numpy(np.random.default_rng(1).gumbel(size=(1, 4, 96)).astype(np.float32))
@@ -155,7 +158,9 @@ def test_the_factor_is_applied_before_the_noise(walker: Walker) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["reduced", "dflash2"])
-def test_the_exported_graph_draws_as_its_module(name: str, tmp_path: Path, target: Target) -> None:
+def test_the_exported_graph_draws_as_its_module(
+    name: str, tmp_path: Path, target: TargetCheckpoint
+) -> None:
     """The gate of every export feeds noise and compares ids, scores and the vocabulary."""
     loaded = load_drafter(write_drafter(tmp_path / "draft", TOYS[name]), target)
     lines: list[str] = []

@@ -11,14 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from draftrt.errors import CheckpointError, ExportError
-from draftrt.export.check import block_products, extent
+from draftrt.export.check import extent, one_layer
 from draftrt.export.check.extent import row_blocks
 from draftrt.export.check.layer_samples import samples
-from draftrt.export.check.lazy_weights import Matrix, Unread
+from draftrt.export.check.lazy_weights import LazyWeights, Matrix
 from draftrt.export.check.onnx_file import check_weights, sampled_rows
 from draftrt.export.checkpoint import tensors as tensor_ref
-from draftrt.export.checkpoint.tensors import TensorRef, from_tensor
-from draftrt.export.weights.tensors import GraphTensor
+from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef, from_tensor
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -79,7 +78,7 @@ def test_unread_weights_are_those_of_one_layer_with_tables_cut(
         "head.weight", (ROWS, WIDTH), "bfloat16", tensors["head.weight"].source
     )
     cut = {name: (name, 5, 17) for name in ("head.weight", "d2t")}
-    unread = Unread(tensors, 1, cut=cut)
+    unread = LazyWeights(tensors, 1, cut=cut)
     x = torch.randn(2, WIDTH)
     up = F.linear(x, unread.get_parameter("layers.0.up.weight"))
     assert torch.allclose(up, x @ contents["layers.1.up.weight"].float().T, atol=1e-5)
@@ -119,9 +118,9 @@ def test_a_product_by_blocks_is_the_product(
         onnx.helper.make_node("Gemm", inputs, ["y"], "product", transB=1),
         onnx.helper.make_node("Cast", ["y"], ["out"], "widening", to=onnx.TensorProto.FLOAT),
     ]
-    nodes = block_products.split_products(nodes, weights)
+    nodes = one_layer.split_products(nodes, weights)
     assert [node.op_type for node in nodes].count("Gemm") == 8  # 7 of 5 rows, one of 2
-    nodes = block_products.widen(nodes, weights)
+    nodes = one_layer.widen(nodes, weights)
     used = {name for node in nodes for name in node.input}
     values = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)

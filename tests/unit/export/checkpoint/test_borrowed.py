@@ -21,7 +21,8 @@ from draftrt.export.checkpoint.target import read_target
 from tests.parity.slow_drafter import Meaning, Rule, SlowDrafter
 from tests.parity.slow_rope import SlowRope
 from tests.toys.formats import drafter_arrays
-from tests.toys.toys import REMOVED, Kind, ToyDrafter, write_drafter, write_target
+from tests.toys.models import REMOVED, Kind, ToyDrafter
+from tests.toys.toys import write_drafter, write_target
 from tests.unit.export.test_right_answers import CONTEXT
 
 ZLAB, DFLASH2, DSPARK = Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2, Kind.DEEPSPEC_DSPARK
@@ -57,7 +58,8 @@ def like(folder: Path, *, wrapped: Any = False, **keys: Any) -> Path:
 
 def drafted(loaded: LoadedDrafter, features: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
     """What the module computes in the first round."""
-    from draftrt.export.check.assemble import empty_caches, reference_module
+    from draftrt.export.check.feeds import empty_caches
+    from draftrt.export.check.reference import reference_module
     from draftrt.export.weights.tensors import draft_tensors
     from draftrt.spec import Precision
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from draftrt.errors import CheckpointError, DraftrtError, SpecError
-from draftrt.export.checkpoint.target import EMBED, HEAD, Target, read_target
+from draftrt.export.checkpoint.target import EMBED, HEAD, TargetCheckpoint, read_target
 from draftrt.export.checkpoint.target_files import check_target_files
 from tests.unit.export.fuzz import as_text
 from tests.unit.export.published_files import Shapes, write_headers
@@ -149,7 +149,7 @@ def test_a_damaged_target_config_never_ends_in_a_traceback(tmp_path: Path) -> No
 
 
 def test_a_damaged_tokenizer_is_a_finding(
-    target: Target, target_folder: Path, tmp_path: Path
+    target: TargetCheckpoint, target_folder: Path, tmp_path: Path
 ) -> None:
     """A finding and no traceback, whatever the three files hold."""
     folder = tmp_path / "target"

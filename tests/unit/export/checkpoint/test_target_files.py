@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from draftrt.export.checkpoint.target import Target
+from draftrt.export.checkpoint.target import TargetCheckpoint
 from draftrt.export.checkpoint.target_files import (
     TOKENIZER_FILES,
     check_target_files,
@@ -39,7 +39,7 @@ def add_tokens(folder: Path, first: int, count: int) -> None:
 
 @pytest.mark.parametrize(("beyond", "count"), [(0, 1), (7, 1), (0, 6), (0, 256)])
 def test_added_tokens_without_a_row_are_told(
-    beyond: int, count: int, folder: Path, target: Target
+    beyond: int, count: int, folder: Path, target: TargetCheckpoint
 ) -> None:
     size = target.spec.vocab_size
     add_tokens(folder, size + beyond, count)
@@ -52,7 +52,7 @@ def test_added_tokens_without_a_row_are_told(
 
 
 def test_an_added_token_that_the_vocabulary_lists_too_is_an_added_one(
-    folder: Path, target: Target
+    folder: Path, target: TargetCheckpoint
 ) -> None:
     size = target.spec.vocab_size
     add_tokens(folder, size, 1)
@@ -77,7 +77,7 @@ def test_an_added_token_that_the_vocabulary_lists_too_is_an_added_one(
     ids=["an ordinary token", "a negative id", "ten times as many", "many added ones", "none"],
 )
 def test_the_tokenizer_of_another_model_is_refused(
-    change: Callable[[dict[str, Any], int], Any], folder: Path, target: Target
+    change: Callable[[dict[str, Any], int], Any], folder: Path, target: TargetCheckpoint
 ) -> None:
     edit(folder / "tokenizer.json", lambda data: change(data, target.spec.vocab_size))
     (finding,) = check_target_files(folder, target.spec)[0]
@@ -100,7 +100,7 @@ def test_the_tokenizer_of_another_model_is_refused(
     ],
 )
 def test_a_broken_generation_config_is_told_before_any_work(
-    content: str, says: str, folder: Path, target: Target
+    content: str, says: str, folder: Path, target: TargetCheckpoint
 ) -> None:
     (folder / "generation_config.json").write_text(content)
     (finding,) = check_target_files(folder, target.spec)[0]
@@ -110,7 +110,7 @@ def test_a_broken_generation_config_is_told_before_any_work(
 
 @pytest.mark.parametrize("eos", ["null", "[]", "1", "[1, 106]", "99999"])
 def test_a_generation_config_may_state_one_id_several_or_none(
-    eos: str, folder: Path, target: Target
+    eos: str, folder: Path, target: TargetCheckpoint
 ) -> None:
     (folder / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
     assert check_target_files(folder, target.spec)[0] == []
@@ -118,7 +118,7 @@ def test_a_generation_config_may_state_one_id_several_or_none(
 
 @pytest.mark.parametrize("name", TOKENIZER_FILES)
 def test_no_file_of_a_target_is_waited_for_or_passed_over(
-    name: str, folder: Path, target: Target
+    name: str, folder: Path, target: TargetCheckpoint
 ) -> None:
     for make in (Path.mkdir, os.mkfifo, lambda path: path.symlink_to("../blobs/none")):
         path = folder / name
@@ -131,7 +131,7 @@ def test_no_file_of_a_target_is_waited_for_or_passed_over(
 
 
 def test_byte_order_marks_are_read_over_and_left_out_of_the_copy(
-    folder: Path, target: Target, tmp_path: Path
+    folder: Path, target: TargetCheckpoint, tmp_path: Path
 ) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "generation_config.json").write_text("{}")

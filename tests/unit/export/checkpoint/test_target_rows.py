@@ -17,15 +17,14 @@ from draftrt.bundle import Bundle
 from draftrt.errors import ExportError
 from draftrt.export.check.target import check_target, check_target_sampled
 from draftrt.export.checkpoint.decoder import read_decoder
-from draftrt.export.checkpoint.target import Target
+from draftrt.export.checkpoint.target import TargetCheckpoint
 from draftrt.export.models.decoder import Decoder
-from draftrt.export.models.target_signature import target_signature
+from draftrt.export.models.signature import target_signature
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.weights.tensors import target_tensors
-from draftrt.profile import Profile
 from draftrt.signature import DimRange
-from draftrt.spec import DecoderSpec, Precision
+from draftrt.spec import DecoderSpec, Precision, Profile
 
 transformers = pytest.importorskip("transformers")
 
@@ -34,7 +33,7 @@ TAPS = (0, 2)
 
 
 @pytest.fixture(scope="module")
-def spec(target: Target) -> DecoderSpec:
+def spec(target: TargetCheckpoint) -> DecoderSpec:
     return read_decoder(target)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from draftrt.export.config.harmless import GROUPS, HARMLESS
+from draftrt.export.config.keys import GROUPS, HARMLESS
 from draftrt.export.config.meaning import meaning_of
-from tests.toys.toys import Kind
+from tests.toys.models import Kind
 
 DECISIVE: dict[str, Any] = {
     "dflash_config.query_two_predicts_next": True,

@@ -10,8 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from draftrt.export.checkpoint.tensors import TensorRef, from_tensor  # noqa: E402
-from draftrt.export.graph.requantized import RequantizedRef  # noqa: E402
-from draftrt.export.weights.quantized import QuantizedRef  # noqa: E402
+from draftrt.export.weights.quantized import (  # noqa: E402
+    QuantizedRef,
+    RequantizedRef,
+)
 from draftrt.quantization import Scheme  # noqa: E402
 
 NAME = "layers.0.mlp.up_proj.weight"

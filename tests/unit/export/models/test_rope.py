@@ -14,13 +14,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from draftrt.export.config.choices import ROPE_TYPES
+from draftrt.export.config.keys import ROPE_TYPES
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
 from draftrt.export.models import ops, rope
 from draftrt.export.models.weights import register
-from draftrt.profile import Profile
-from draftrt.spec import RopeSpec
+from draftrt.spec import Profile, RopeSpec
 from tests.parity.slow_rope import SlowRope
 
 DIM = 16

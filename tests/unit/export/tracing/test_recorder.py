@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from draftrt.errors import ExportError
 from draftrt.export.graph.layers import plan_layers
 from draftrt.export.tracing.trace import trace
-from draftrt.profile import Profile
 from draftrt.signature import DimRange, Signature, TensorSpec
+from draftrt.spec import Profile
 
 ort = pytest.importorskip("onnxruntime")
 

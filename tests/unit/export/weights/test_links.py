@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from draftrt.errors import CheckpointError, ExportError
-from draftrt.export.checkpoint.tensors import TensorRef
-from draftrt.export.weights.places import WeightMode
+from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef
+from draftrt.export.options import WeightMode
 from draftrt.export.weights.storage import weight_files
-from draftrt.export.weights.tensors import GraphTensor
 
 SHAPE = (64, 32)
 BYTES = 64 * 32 * 4

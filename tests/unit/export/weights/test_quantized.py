@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftrt.export.checkpoint.tensors import TensorRef, from_tensor
-from draftrt.export.graph.quantize import QuantizedUse
+from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef, from_tensor
 from draftrt.export.weights import quantized
 from draftrt.export.weights.quantize import dequantize, quantize_rows
 from draftrt.export.weights.quantized import QuantizedRef, write_quantized
-from draftrt.export.weights.tensors import GraphTensor
+from draftrt.export.weights.tensors import QuantizedUse
 from draftrt.quantization import Scheme
 
 

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from draftrt.bundle import Bundle, FileEntry, GraphEntry, Manifest, PlanEntry
+from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.errors import BackendError, BundleError
+from draftrt.manifest import FileEntry, GraphEntry, Manifest, PlanEntry
 from draftrt.runtime.backends import plans as trt_plan
 from draftrt.runtime.backends.plans import choose_plan, import_tensorrt, open_plan
 from draftrt.runtime.load import open_graph

@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from draftrt.errors import FeedError
-from draftrt.runtime.decoding.drafter import Drafter
+from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.proposal import Proposal, confident_length, propose
 
 
-def build(toy: SimpleNamespace, capacity: int = 20) -> tuple[Drafter, Any]:
+def build(toy: SimpleNamespace, capacity: int = 20) -> tuple[DraftSession, Any]:
     session = toy.session(toy.signature(4, 5, capacity, confidence=True), (2,))
-    return Drafter(toy.spec(confidence=True), session), session
+    return DraftSession(toy.spec(confidence=True), session), session
 
 
 def features(toy: SimpleNamespace, start: int, ids: list[int]) -> NDArray[np.float32]:

@@ -13,12 +13,11 @@ import pytest
 
 from draftrt.errors import BusyError, FeedError, UnsupportedError
 from draftrt.runtime.decoding.acceptance import Chooser
-from draftrt.runtime.decoding.drafter import Drafter
-from draftrt.runtime.decoding.loop import NOTHING, Decoder
+from draftrt.runtime.decoding.drafter import DraftSession
+from draftrt.runtime.decoding.loop import NOTHING, DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.decoding.proposal import Proposal
+from draftrt.runtime.decoding.proposal import DraftDistribution, Proposal
 from draftrt.runtime.decoding.stats import Round, Stats
-from draftrt.runtime.decoding.verify import DraftDistribution
 from draftrt.runtime.targets.base import TargetRows
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -31,14 +30,14 @@ def build(
     sample_from_anchor: bool = False,
     confidence: bool = False,
     capacity: int = 200,
-) -> tuple[Decoder, Any, Any]:
+) -> tuple[DecodeLoop, Any, Any]:
     spec = toy.spec(sample_from_anchor=sample_from_anchor, confidence=confidence)
     session = toy.session(
         toy.signature(spec.num_draft_tokens, spec.block_size, capacity, confidence=confidence),
         num_right,
     )
     target = toy.target(max_context=200)
-    return Decoder(target, Drafter(spec, session)), target, session
+    return DecodeLoop(target, DraftSession(spec, session)), target, session
 
 
 def tokens(rounds: Sequence[Round]) -> list[int]:
@@ -61,7 +60,7 @@ def test_greedy_text_is_the_targets_own_for_every_rejection_pattern(
 
 def test_plain_decoding_drafts_nothing_and_gives_the_same_text(toy: SimpleNamespace) -> None:
     target = toy.target()
-    rounds = list(Decoder(target).decode(PROMPT, DecodeOptions(max_tokens=30)))
+    rounds = list(DecodeLoop(target).decode(PROMPT, DecodeOptions(max_tokens=30)))
     assert tokens(rounds) == toy.greedy(PROMPT, 30)
     assert target.calls == [len(PROMPT)] + [1] * 29
     assert Stats.of(rounds).num_rounds == 0
@@ -214,7 +213,9 @@ def test_two_decoders_on_one_target_do_not_mix_their_texts(
     toy: SimpleNamespace, is_first_plain: bool, num_rounds: int, length: int
 ) -> None:
     decoder, target, _ = build(toy, (1,))
-    first, second = (Decoder(target), decoder) if is_first_plain else (decoder, Decoder(target))
+    first, second = (
+        (DecodeLoop(target), decoder) if is_first_plain else (decoder, DecodeLoop(target))
+    )
     rounds = first.decode(PROMPT, DecodeOptions(max_tokens=20))
     for _ in range(num_rounds):
         next(rounds)
@@ -232,7 +233,7 @@ def test_two_targets_with_one_drafter_do_not_mix_their_contexts(toy: SimpleNames
     rounds = decoder.decode(PROMPT, DecodeOptions(max_tokens=20))
     for _ in range(3):
         next(rounds)
-    other = Decoder(toy.target(), decoder.drafter)
+    other = DecodeLoop(toy.target(), decoder.drafter)
     list(other.decode((2, 7) * 20, DecodeOptions(max_tokens=20)))
     with pytest.raises(BusyError, match="another decoder has used them"):
         next(rounds)
@@ -277,7 +278,7 @@ def test_a_target_without_a_tapped_layer_is_refused_with_both_widths(toy: Simple
     spec = toy.spec()
     session = toy.session(toy.signature(4, 5, 40, confidence=False))
     with pytest.raises(FeedError) as refusal:
-        Decoder(toy.target(feature_size=3), Drafter(spec, session))
+        DecodeLoop(toy.target(feature_size=3), DraftSession(spec, session))
     assert "width 3 (1 layers of 3), expected 6 = 2 layers [1, 3] of 3" in str(refusal.value)
     assert "lacks a tapped layer" in refusal.value.hint
 
@@ -349,8 +350,8 @@ def test_sampled_text_has_the_targets_distribution(
 
 def test_going_on_draws_on_and_does_not_begin_the_seed_again(toy: SimpleNamespace) -> None:
     options = DecodeOptions(max_tokens=24, temperature=2.0, seed=5)
-    whole = tokens(list(Decoder(toy.target()).decode(PROMPT, options)))
-    decoder = Decoder(toy.target())
+    whole = tokens(list(DecodeLoop(toy.target()).decode(PROMPT, options)))
+    decoder = DecodeLoop(toy.target())
     found = tokens(list(decoder.decode(PROMPT, replace(options, max_tokens=8))))
     for _ in range(2):
         found += tokens(list(decoder.resume(replace(options, max_tokens=8))))

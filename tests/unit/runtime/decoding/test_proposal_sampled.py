@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from draftrt.errors import FeedError, UnsupportedError
 from draftrt.runtime.backends.base import Arrays
-from draftrt.runtime.decoding.drafter import Drafter
-from draftrt.runtime.decoding.loop import Decoder
+from draftrt.runtime.decoding.drafter import DraftSession
+from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.decoding.proposal import Sampler, propose, realised
-from draftrt.runtime.decoding.verify import DraftDistribution
+from draftrt.runtime.decoding.proposal import DraftDistribution, Sampler, propose, realised
 from draftrt.signature import Signature, TensorSpec, check_feeds
 
 SAMPLED = DecodeOptions(max_tokens=6, temperature=0.8, proposal="sampled", seed=4)
@@ -63,10 +62,10 @@ class NoisySession:
 
 
 @pytest.fixture
-def noisy(toy: SimpleNamespace) -> tuple[Drafter, NoisySession]:
+def noisy(toy: SimpleNamespace) -> tuple[DraftSession, NoisySession]:
     logits = np.random.default_rng(8).normal(scale=2, size=(4, 23)).astype(np.float32)
     session = NoisySession(with_noise(toy.signature(4, 5, 60, confidence=False)), logits)
-    return Drafter(toy.spec(), session), session
+    return DraftSession(toy.spec(), session), session
 
 
 def features(count: int = 1) -> NDArray[np.float32]:
@@ -74,7 +73,7 @@ def features(count: int = 1) -> NDArray[np.float32]:
 
 
 def test_argmax_drafts_of_a_sampled_graph_feed_no_noise_and_fetch_no_logits(
-    noisy: tuple[Drafter, NoisySession],
+    noisy: tuple[DraftSession, NoisySession],
 ) -> None:
     drafter, session = noisy
     proposal = propose(drafter, 3, features())
@@ -85,7 +84,7 @@ def test_argmax_drafts_of_a_sampled_graph_feed_no_noise_and_fetch_no_logits(
 
 
 def test_drawn_drafts_come_with_the_softmax_of_the_scaled_logits_in_float64(
-    noisy: tuple[Drafter, NoisySession],
+    noisy: tuple[DraftSession, NoisySession],
 ) -> None:
     drafter, session = noisy
     proposal = propose(drafter, 3, features(), Sampler(0.5, np.random.default_rng(0)))
@@ -99,7 +98,7 @@ def test_drawn_drafts_come_with_the_softmax_of_the_scaled_logits_in_float64(
     assert q.candidate_ids is None
 
 
-def test_the_requests_seed_decides_the_noise(noisy: tuple[Drafter, NoisySession]) -> None:
+def test_the_requests_seed_decides_the_noise(noisy: tuple[DraftSession, NoisySession]) -> None:
     drafter, session = noisy
     for seed in (1, 1, 2):
         propose(drafter, 3, features(), Sampler(0.5, np.random.default_rng(seed)))
@@ -141,7 +140,7 @@ def test_a_target_with_more_ids_than_can_be_drafted_keeps_them() -> None:
     assert rest.tolist() == pytest.approx([0.1, 0.0, 0.1, 0.2])
 
 
-def test_noise_of_another_shape_is_refused(noisy: tuple[Drafter, NoisySession]) -> None:
+def test_noise_of_another_shape_is_refused(noisy: tuple[DraftSession, NoisySession]) -> None:
     drafter, session = noisy
     walk = {"noise": np.zeros((1, 4, 22), np.float32), "inverse_temperature": np.ones(1, "f4")}
     with pytest.raises(FeedError, match=r"noise: got shape \[1, 4, 22\], expected \[1, 4, 23\]"):
@@ -154,7 +153,7 @@ def test_a_graph_without_noise_cannot_draw_and_the_error_names_the_flag(
     toy: SimpleNamespace,
 ) -> None:
     session = toy.session(toy.signature(4, 5, 60, confidence=False))
-    decoder = Decoder(toy.target(), Drafter(toy.spec(), session))
+    decoder = DecodeLoop(toy.target(), DraftSession(toy.spec(), session))
     with pytest.raises(UnsupportedError, match="no input 'noise'") as refusal:
         decoder.decode([1, 2], SAMPLED)
     assert "--sampled" in refusal.value.hint
@@ -168,10 +167,10 @@ def test_a_proposal_of_another_kind_is_refused() -> None:
 
 @pytest.mark.parametrize("options", [SAMPLED, replace(SAMPLED, temperature=0.0)])
 def test_only_a_temperature_makes_drafts_draws(
-    toy: SimpleNamespace, noisy: tuple[Drafter, NoisySession], options: DecodeOptions
+    toy: SimpleNamespace, noisy: tuple[DraftSession, NoisySession], options: DecodeOptions
 ) -> None:
     drafter, session = noisy
-    rounds = list(Decoder(toy.target(), drafter).decode([1, 2], options))
+    rounds = list(DecodeLoop(toy.target(), drafter).decode([1, 2], options))
     assert len([token for one in rounds for token in one.token_ids]) == 6
     is_drawn = [bool(feeds["noise"].any()) for feeds in session.fed]
     assert is_drawn == [not options.is_greedy] * len(session.fed)

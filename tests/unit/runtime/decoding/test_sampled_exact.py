@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.runtime.decoding.drafter import Drafter
-from draftrt.runtime.decoding.proposal import Sampler, realised
-from draftrt.runtime.decoding.verify import DraftDistribution, accept_rejection
+from draftrt.runtime.decoding.acceptance import accept_rejection
+from draftrt.runtime.decoding.drafter import DraftSession
+from draftrt.runtime.decoding.proposal import DraftDistribution, Sampler, realised
 
 torch = pytest.importorskip("torch")
 
@@ -54,13 +54,14 @@ class Drawn:
     """
 
     def __init__(self, folder: Path, name: str, num_draws: int) -> None:
-        from draftrt.export.check.assemble import empty_caches, reference_module
+        from draftrt.export.check.feeds import empty_caches, round_feeds
+        from draftrt.export.check.reference import reference_module
         from draftrt.export.checkpoint.drafter import load_drafter
         from draftrt.export.checkpoint.target import read_target
-        from draftrt.export.models.signature import round_feeds
         from draftrt.export.weights.tensors import draft_tensors
         from draftrt.spec import Precision
-        from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
+        from tests.toys.models import Kind, ToyDrafter
+        from tests.toys.toys import write_drafter, write_target
 
         toy = dict(TOYS[name])
         drafter = ToyDrafter(**toy | {"kind": Kind(toy["kind"]), "num_layers": 1})
@@ -156,15 +157,15 @@ def test_a_misstated_temperature_would_be_seen(tmp_path: Path) -> None:
 def test_the_exported_graph_draws_what_the_module_draws(name: str, tmp_path: Path) -> None:
     """The same noise gives the same drafts and the same q on ONNX Runtime, 500 times."""
     pytest.importorskip("onnxruntime")
-    from draftrt.export.draft_graph import write_draft_graph
     from draftrt.export.options import ExportOptions
+    from draftrt.export.write_graphs import write_draft_graph
     from draftrt.runtime.backends.ort import OrtSession
 
     drawn = Drawn(tmp_path, name, 500)
     options = ExportOptions(sampled=True, max_context=32)
     entry = write_draft_graph(drawn.loaded, tmp_path, options, lambda line: None)
     with OrtSession(tmp_path / entry.file, entry.signature) as session:
-        drafter = Drafter(drawn.loaded.spec, session)
+        drafter = DraftSession(drawn.loaded.spec, session)
         factor = np.array([drawn.factor], np.float32)
         for index in range(len(drawn)):
             drafter.crop(0)

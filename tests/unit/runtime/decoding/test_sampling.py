@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftrt.runtime.decoding.acceptance import NUCLEUS_GUESS, adjusted_scores, probabilities
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.decoding.sampling import NUCLEUS_GUESS, adjusted_scores, probabilities
 
 LOGITS = np.array([1.0, 3.0, -2.0, 2.5, 0.0, 3.0, -1.0], np.float32)
 

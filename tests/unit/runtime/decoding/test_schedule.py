@@ -12,11 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from draftrt.errors import BundleError, UnsupportedError
-from draftrt.runtime.decoding.drafter import Drafter
-from draftrt.runtime.decoding.loop import Decoder
+from draftrt.runtime.decoding.acceptance import accept_rejection, draw
+from draftrt.runtime.decoding.drafter import DraftSession
+from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.runtime.decoding.proposal import DraftDistribution
 from draftrt.runtime.decoding.schedule import NOTE, Costs, read_costs, survival_length, where
-from draftrt.runtime.decoding.verify import DraftDistribution, accept_rejection, draw
 
 PROMPT = (3, 1, 4, 1, 5)
 FLAT = Costs(draft_ms=1.0, verify_ms={1: 10.0}, context=256)
@@ -103,7 +104,7 @@ def test_a_damaged_table_is_named(table: object) -> None:
 def build(toy: SimpleNamespace, num_right: Sequence[int], costs: Costs | None) -> Any:
     spec = toy.spec(confidence=True)
     session = toy.session(toy.signature(4, 5, 200, confidence=True), num_right)
-    return Decoder(toy.target(), Drafter(spec, session), costs)
+    return DecodeLoop(toy.target(), DraftSession(spec, session), costs)
 
 
 @pytest.mark.parametrize("num_right", [(0,), (9,), (2,), (0, 3, 1, 9, 2)])
@@ -131,9 +132,9 @@ def test_a_schedule_needs_confidences_and_costs(toy: SimpleNamespace) -> None:
     with pytest.raises(UnsupportedError, match="no costs were measured") as refusal:
         build(toy, (0,), None).decode(PROMPT, options)
     assert "draftrt bench BUNDLE --calibrate" in refusal.value.hint
-    drafter = Drafter(toy.spec(), toy.session(toy.signature(4, 5, 200, confidence=False)))
+    drafter = DraftSession(toy.spec(), toy.session(toy.signature(4, 5, 200, confidence=False)))
     with pytest.raises(UnsupportedError, match="schedule 'survival' on a drafter of family"):
-        Decoder(toy.target(), drafter, FLAT).decode(PROMPT, options)
+        DecodeLoop(toy.target(), drafter, FLAT).decode(PROMPT, options)
 
 
 # The distribution, on three tokens. Both drafts are drawn, and how sure the drafter is of the

@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.runtime.decoding.verify import (
-    Acceptance,
-    DraftDistribution,
-    accept_matching,
-    accept_rejection,
-    draw,
-)
+from draftrt.runtime.decoding.acceptance import Acceptance, accept_matching, accept_rejection, draw
+from draftrt.runtime.decoding.proposal import DraftDistribution
 
 VOCAB = 5
 DRAWS = 100_000

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from draftrt.runtime.decoding.loop import Decoder
+from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.targets import base
 
@@ -20,6 +20,6 @@ def test_the_example_in_the_docstring_decodes() -> None:
     counting: base.Target = names["CountingTarget"]()
     for temperature in (0.0, 0.01):
         options = DecodeOptions(max_tokens=5, temperature=temperature)
-        rounds = list(Decoder(counting).decode((95, 97), options))
+        rounds = list(DecodeLoop(counting).decode((95, 97), options))
         assert [token for one in rounds for token in one.token_ids] == [98, 99, 0, 1, 2]
     assert counting.length == 6

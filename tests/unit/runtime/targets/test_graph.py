@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from draftrt.errors import BundleError, BusyError, FeedError
 from draftrt.lifecycle import Closing
 from draftrt.runtime.backends.base import Arrays, fed_signature
-from draftrt.runtime.decoding.drafter import Drafter
-from draftrt.runtime.decoding.loop import Decoder
+from draftrt.runtime.decoding.drafter import DraftSession
+from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.signature import DimRange, Signature, TensorSpec, check_feeds
@@ -145,8 +145,8 @@ def test_text_is_the_targets_own_whatever_the_graph_answers_at_once(
     target, session = opened(toy, most_asked)
     spec = toy.spec()
     table = toy.signature(spec.num_draft_tokens, spec.block_size, CAPACITY, confidence=False)
-    drafter = Drafter(spec, toy.session(table, (4, 0, 2)))
-    rounds = Decoder(target, drafter).decode(TEXT, DecodeOptions(max_tokens=25))
+    drafter = DraftSession(spec, toy.session(table, (4, 0, 2)))
+    rounds = DecodeLoop(target, drafter).decode(TEXT, DecodeOptions(max_tokens=25))
     assert [token for one in rounds for token in one.token_ids] == toy.greedy(TEXT, 25)
     assert [call[2] for call in session.calls].count(()) == 1  # the prompt's last row
 
@@ -181,7 +181,7 @@ def test_a_graph_that_is_no_target_is_refused(toy: SimpleNamespace) -> None:
 @pytest.mark.parametrize("way", ["rollback", "skip_to"])
 def test_rows_written_by_hand_belong_to_no_decoder(toy: SimpleNamespace, way: str) -> None:
     target = GraphTarget(Session(toy), CAPACITY)
-    rounds = Decoder(target).decode(TEXT[:4], DecodeOptions(max_tokens=8))
+    rounds = DecodeLoop(target).decode(TEXT[:4], DecodeOptions(max_tokens=8))
     next(rounds)
     if way == "rollback":
         target.rollback(0)

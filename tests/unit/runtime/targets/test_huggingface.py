@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from draftrt.errors import BackendError, BusyError, SpecError, UnsupportedError
-from draftrt.runtime.decoding.loop import Decoder
+from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.targets.huggingface import HfTarget, check_same_target
 
@@ -115,7 +115,7 @@ def test_greedy_text_is_that_of_generate(folder: Path) -> None:
         do_sample=False,
         eos_token_id=None,
     )[0, len(PROMPT) :].tolist()
-    rounds = Decoder(HfTarget(folder)).decode(PROMPT.tolist(), DecodeOptions(max_tokens=40))
+    rounds = DecodeLoop(HfTarget(folder)).decode(PROMPT.tolist(), DecodeOptions(max_tokens=40))
     assert [token for one in rounds for token in one.token_ids] == expected
 
 
@@ -229,20 +229,20 @@ def test_another_target_than_the_exported_one_is_refused_before_it_is_loaded(
 @pytest.mark.parametrize("by_hand", [False, True], ids=["decoder", "by hand"])
 def test_a_text_does_not_go_on_with_the_cache_of_a_longer_one(folder: Path, by_hand: bool) -> None:
     target = HfTarget(folder)
-    rounds = Decoder(target).decode(PROMPT[:4].tolist(), DecodeOptions(max_tokens=8))
+    rounds = DecodeLoop(target).decode(PROMPT[:4].tolist(), DecodeOptions(max_tokens=8))
     next(rounds)
     if by_hand:
         target.rollback(0)
         target.prefill(PROMPT)
     else:
-        list(Decoder(target).decode(PROMPT.tolist(), DecodeOptions(max_tokens=8)))
+        list(DecodeLoop(target).decode(PROMPT.tolist(), DecodeOptions(max_tokens=8)))
     with pytest.raises(BusyError, match="another decoder has used them"):
         next(rounds)
 
 
 def test_a_closed_target_says_so_whatever_is_asked(folder: Path) -> None:
     target = HfTarget(folder)
-    rounds = Decoder(target).decode(PROMPT.tolist(), DecodeOptions(max_tokens=8))
+    rounds = DecodeLoop(target).decode(PROMPT.tolist(), DecodeOptions(max_tokens=8))
     next(rounds)
     target.close()
     target.close()

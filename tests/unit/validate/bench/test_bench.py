@@ -11,13 +11,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from draftrt.machine import Machine, peak_memory_bytes, this_machine
+from draftrt.provenance import Machine, peak_memory_bytes, this_machine
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Round, Stats
-from draftrt.validate.bench.bench_picture import to_svg
 from draftrt.validate.bench.measure import Decoded, Own, Summary, compare
-from draftrt.validate.bench.report import Report
+from draftrt.validate.bench.report import BenchReport, to_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -53,11 +52,13 @@ def test_systems_take_turns_and_are_compared_prompt_by_prompt() -> None:
 
 
 def test_a_pair_is_timed_with_its_drafter_and_without(toy: SimpleNamespace) -> None:
-    from draftrt.runtime.decoding.drafter import Drafter
-    from draftrt.runtime.decoding.loop import Decoder
+    from draftrt.runtime.decoding.drafter import DraftSession
+    from draftrt.runtime.decoding.loop import DecodeLoop
 
-    drafter = Drafter(toy.spec(), toy.session(toy.signature(4, 5, 200, confidence=False), (2,)))
-    decoders = {True: Decoder(toy.target(), drafter), False: Decoder(toy.target())}
+    drafter = DraftSession(
+        toy.spec(), toy.session(toy.signature(4, 5, 200, confidence=False), (2,))
+    )
+    decoders = {True: DecodeLoop(toy.target(), drafter), False: DecodeLoop(toy.target())}
 
     class ToyPair:
         def rounds(
@@ -77,7 +78,7 @@ def test_a_pair_is_timed_with_its_drafter_and_without(toy: SimpleNamespace) -> N
         assert 0 < one.first_s < one.total_s
 
 
-def make_report(**changed: object) -> Report:
+def make_report(**changed: object) -> BenchReport:
     rounds = [
         Round(index=0, token_ids=(1,), verify_s=0.01),
         Round(
@@ -106,7 +107,7 @@ def make_report(**changed: object) -> Report:
 
     machine = Machine(processor="Some <processor>", num_cores=2, load=0.5)
     near = {1: 2.0, 2: 2.2, 4: 2.6, 8: 3.0}
-    report = Report(
+    report = BenchReport(
         bundle="bundle",
         pair="dflash, 3 drafts a round; target graph",
         max_tokens=64,

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from draftrt.runtime.decoding.schedule import Costs
-from draftrt.validate.capacity.advice import (
+from draftrt.validate.capacity.capacity import (
     best_choice,
     break_even,
     expected_length,

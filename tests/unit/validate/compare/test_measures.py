@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from draftrt.tolerances import Limit
-from draftrt.validate.compare.verdicts import (
+from draftrt.validate.compare.measures import (
     Measure,
     Verdicts,
     cosine,

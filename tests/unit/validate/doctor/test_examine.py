@@ -17,15 +17,15 @@ from draftrt.errors import FeedError
 from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.spec import DrafterSpec, VocabMap
 from draftrt.validate.compare.checkpoint import Fresh, fact_differences, factor_of, relation
-from draftrt.validate.doctor.doctor_fresh import fresh_suspects
-from draftrt.validate.doctor.doctor_report import as_json, as_text, verdicts
+from draftrt.validate.doctor.cli import as_json, as_text, verdicts
 from draftrt.validate.doctor.examine import Examination, by_context, by_position
 from draftrt.validate.doctor.prompt_forms import FormResult
 from draftrt.validate.doctor.recording import Text, whole_rounds
 from draftrt.validate.doctor.statistics import Estimate, estimate, paired, student_quantile
-from draftrt.validate.doctor.suspects import Setting, Suspect, suspects_of
+from draftrt.validate.doctor.suspects import Setting, Suspect, fresh_suspects, suspects_of
 from draftrt.validate.doctor.trial import Tried
-from tests.toys.toys import Kind, ToyDrafter, write_drafter
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter
 
 
 @pytest.fixture(scope="module")

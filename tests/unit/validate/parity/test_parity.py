@@ -18,13 +18,13 @@ from draftrt.signature import Signature, TensorSpec
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.tolerances import Limit
 from draftrt.validate.compare.arrays import Finding
-from draftrt.validate.compare.measures import Judge
-from draftrt.validate.compare.verdicts import Measure
+from draftrt.validate.compare.measures import Judge, Measure
 from draftrt.validate.parity.parity import ParityReport
 from draftrt.validate.parity.report import as_json, as_text
 from draftrt.validate.rounds.plan import PlannedRound, plan_rounds, windows_beyond, windows_of
 from draftrt.validate.rounds.runners import RoundRunner
-from tests.toys.toys import Kind, ToyDrafter, write_drafter
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter
 
 EXACT = Limit(reason="test")
 MOST = Limit(agreement=0.7, reason="test")

@@ -13,8 +13,7 @@ import pytest
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.tolerances import LARGEST_FEATURE
 from draftrt.validate.compare.arrays import Finding
-from draftrt.validate.parity.range_report import as_json, as_text
-from draftrt.validate.parity.ranges import Point, RangeReport, record_ranges
+from draftrt.validate.parity.ranges import Point, RangeReport, as_json, as_text, record_ranges
 from draftrt.validate.records.cases import read_case
 from draftrt.validate.rounds.module import ReferenceRounds
 
@@ -33,7 +32,7 @@ def pair(name: str) -> Any:
 
 def module_of(loaded: Any, precision: Precision, changed: str = "", factor: float = 1.0) -> Any:
     """The drafter in eager PyTorch; one of its weights may be scaled."""
-    from draftrt.export.check.assemble import reference_module
+    from draftrt.export.check.reference import reference_module
     from draftrt.export.weights.tensors import draft_tensors
 
     tensors = draft_tensors(loaded.spec, loaded.tensors, precision, CONTEXT)
@@ -46,7 +45,7 @@ def module_of(loaded: Any, precision: Precision, changed: str = "", factor: floa
 
 def rounds_of(spec: DrafterSpec, scale: float) -> Iterator[Any]:
     """Four rounds whose largest feature is ``scale``."""
-    from draftrt.export.models.signature import round_feeds
+    from draftrt.export.check.feeds import round_feeds
 
     rng = np.random.default_rng(1)
     for length, rows in ((0, 40), (40, 1), (41, 5), (46, 8)):

@@ -14,9 +14,10 @@ from click.testing import CliRunner, Result
 from draftrt.cli import group
 from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.checkpoint.target import read_target
+from draftrt.validate.records.cases import table_hash
 from draftrt.validate.records.record import RecordOptions, record_case
-from draftrt.validate.records.record_tables import table_hash
-from tests.toys.toys import Kind, ToyDrafter, ToyTarget, write_drafter, write_target
+from tests.toys.models import Kind, ToyDrafter, ToyTarget
+from tests.toys.toys import write_drafter, write_target
 
 REDUCED = ToyDrafter(
     kind=Kind.SPECULATORS_DSPARK, draft_vocab_size=96, sliding_window=20, markov_type="gated"

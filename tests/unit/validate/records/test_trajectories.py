@@ -14,9 +14,13 @@ from draftrt.cli import group
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.stats import Round
 from draftrt.runtime.pair import Pair
-from draftrt.validate.records.trajectories import TrajectoryReport, replay
-from draftrt.validate.records.trajectory_records import read_trajectories
-from draftrt.validate.records.trajectory_report import HEADING, as_line
+from draftrt.validate.records.trajectories import (
+    HEADING,
+    TrajectoryReport,
+    as_line,
+    read_trajectories,
+    replay,
+)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftrt.validate.records.files import RecordError
-from draftrt.validate.records.trajectory_records import Ending, read_trajectories
+from draftrt.validate.records.trajectories import LoopEnding, read_trajectories
 
 Write = Callable[[Any], Path]
 
@@ -19,7 +19,7 @@ def test_rows_are_read_from_a_list_or_a_versioned_object(
 ) -> None:
     (found,) = read_trajectories(write_rows([row]))
     assert found.output_ids == (3, 4, 5, 6, 7)
-    assert found.ending is Ending.DEEPSPEC
+    assert found.ending is LoopEnding.DEEPSPEC
     assert read_trajectories(write_rows({"version": 1, "rows": [row]})) == [found]
 
 
@@ -103,5 +103,5 @@ def test_zlab_rounds_are_comparable_while_the_block_is_whole(
     del row["proposal_lengths"], row["accepted_draft_lengths"]
     row |= {"output_ids": list(range(10)), "acceptance_lengths": lengths}
     found = read_trajectories(write_rows([row]))[0]
-    assert found.ending is Ending.ZLAB
+    assert found.ending is LoopEnding.ZLAB
     assert found.num_comparable(block_size) == expected

@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from draftrt.bundle import read_manifest
+from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
-from draftrt.machine import Machine
+from draftrt.provenance import Machine
 from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Stats
 from draftrt.validate.bench.measure import Summary
-from draftrt.validate.bench.report import Report as BenchReport
+from draftrt.validate.bench.report import BenchReport
 from draftrt.validate.report.plots import BOTTOM, HEIGHT, TOP, WIDTH, bars, lines, split
-from draftrt.validate.report.report_markdown import plain
-from tests.toys.toys import Kind, ToyDrafter, write_drafter, write_target
+from draftrt.validate.report.render import plain
+from tests.toys.models import Kind, ToyDrafter
+from tests.toys.toys import write_drafter, write_target
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("polygraphy")
