@@ -130,6 +130,10 @@ parity: $(STAMP) ## Every recorded drafter and the shipped pairs on ONNX Runtime
 	$(BIN)/draftrt validate matrix tests/golden/*/ --draft tests/assets/tiny-dflash \
 	  --draft tests/assets/tiny-dspark --target tests/assets/tiny-target --jobs $(WORKERS)
 
+.PHONY: journeys
+journeys: $(STAMP) ## Files that a reader enters along export, a round and parity
+	$(BIN)/python -m tests.journeys
+
 .PHONY: wheel-check
 wheel-check: $(STAMP) ## Build sdist and wheel, and compare them with the tree
 	$(BIN)/python -m pytest tests/packaging $(PYTEST_ARGS)

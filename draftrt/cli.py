@@ -1,6 +1,6 @@
 """The command line: a group whose commands are imported when they are called.
 
-Each stage keeps its own command beside its code (``command.py``); this file only names them, so
+Each stage keeps its own command beside its code (``cli.py``); this file only names them, so
 that ``draftrt --help`` loads nothing heavy.
 """
 

@@ -181,14 +181,14 @@ class SampledDrafter(Drafter):
 
 @dataclass(frozen=True, slots=True)
 class FamilyEntry:
-    """How a family drafts; its head's tensors stand in shapes.py."""
+    """How a family drafts; its head's tensors stand in `draftrt.export.models.shapes`."""
 
     propose: Callable[[DrafterSpec, Weights, DraftRows], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class BackboneEntry:
-    """A backbone's layer; its tensors stand in shapes.py."""
+    """A backbone's layer; its tensors stand in `draftrt.export.models.shapes`."""
 
     layer: Callable[..., Any]
 

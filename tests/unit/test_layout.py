@@ -1,4 +1,4 @@
-"""Who may import whom, how long a file may be, and that importing the package stays light."""
+"""Where code lies, who may import whom, and that importing the package stays light."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,59 @@ import pytest
 SIBLINGS = ("export", "engines", "runtime")
 STAGES = (*SIBLINGS, "validate")
 MAX_LINES = 500
+# A subject takes more lines than this; what is shorter stands alone for PyTorch's sake, seldom.
+FEW_LINES, MOST_SHORT_FILES = 60, 10
+MOST_ENTRIES = 12
+MOST_ENTRIES_OF_THE_SPINE = 20
+# One file an architecture: as many as there are.
+ANY_NUMBER = {"export/models/architectures"}
+
+# Rooms of a stage, the highest first. Each imports what stands below it; rooms of one line do not
+# know each other. A room is a folder or, at the top of a stage, a file.
+LADDERS = {
+    "export": (
+        "cli",
+        "pipeline",
+        "manifest_graphs",
+        "write_graphs",
+        "check",
+        "graph",
+        "weights",
+        "checkpoint",
+        "models",
+        "tracing config",
+        "options",
+    ),
+    "engines": (
+        "cli",
+        "build",
+        "worker",
+        "process",
+        "preflight memory options pair",
+        "devices environment",
+        "capabilities",
+    ),
+    "runtime": (
+        "cli",
+        "prompt_options",
+        "load",
+        "pair",
+        "prompts",
+        "chat",
+        "text chat_renderer",
+        "token_ids",
+        "decoding",
+        "targets",
+        "backends",
+    ),
+    "validate": (
+        "cli",
+        "report",
+        "records engine",
+        "parity bisect doctor bench capacity",
+        "compare rounds",
+    ),
+}
 
 # Third-party packages that a folder may import when it is imported. All others wait for a call.
 AT_IMPORT = {
@@ -24,11 +78,40 @@ AT_IMPORT = {
     "runtime": {"numpy", "tokenizers"},
     "validate": {"numpy"},
 }
-# The same for files whose name ends so: the command line.
-AT_IMPORT_BY_NAME = {"cli": {"click"}, "command": {"click"}}
-# Inside functions too, PyTorch reaches the runtime through the Hugging Face adapter alone, and
-# through what it is measured against.
-TORCH_IN_RUNTIME = {"hf_target.py", "bench_rivals.py"}
+# The same for the files of the command line.
+AT_IMPORT_OF_COMMANDS = {"click"}
+COMMANDS = {"cli.py", "cli_options.py", "failure_cli.py", "prompt_options.py", "verify.py"}
+# What loads PyTorch when it is imported: these, and nothing else of the package.
+LOADS_TORCH = {
+    "export/check": {
+        "compare",
+        "drafter",
+        "feeds",
+        "layer_samples",
+        "lazy_weights",
+        "one_layer",
+        "onnx_file",
+        "reference",
+        "target",
+    },
+    "export/graph": {"files", "float32"},
+    "export/models": {
+        "attention",
+        "decoder",
+        "drafter",
+        "gemma4",
+        "heads",
+        "ops",
+        "qwen3",
+        "rope",
+        "weights",
+    },
+    "export/tracing": {"fp16_peaks", "operators", "recorder", "trace"},
+    "export/weights": {"overflow", "quantize", "quantized"},
+    "export": {"manifest_graphs", "write_graphs"},
+}
+# Inside functions too, PyTorch reaches the runtime through the Hugging Face adapter alone.
+TORCH_IN_RUNTIME = {"targets/huggingface.py"}
 # The spine's files that reach into a stage, inside functions: the command line and `draftrt.load`.
 STAGES_IN_CALLS = {"cli.py", "__init__.py"}
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "polygraphy", "tensorrt", "tensorrt_rtx")
@@ -71,21 +154,39 @@ def visit(node: ast.AST, *, at_import: bool) -> Iterator[Import]:
 
 
 def is_allowed(folder: str, name: str, found: Import) -> bool:
-    """Whether a file of a folder may have this import."""
+    """Whether a file of a stage may have this import; `name` is its path inside the stage."""
     package, _, rest = found.module.partition(".")
     if package == "tests":
         return False
     if package == "draftrt":
-        stage = rest.partition(".")[0]
-        if stage not in STAGES or stage == folder or folder == "validate":
+        stage, _, inner = rest.partition(".")
+        if stage not in STAGES:
+            return True
+        if stage == folder:
+            return is_downwards(folder, room_of(name), inner.partition(".")[0])
+        if folder == "validate":
             return True
         return folder == "draftrt" and name in STAGES_IN_CALLS and not found.at_import
     if package in sys.stdlib_module_names:
         return True
     if folder == "runtime" and package in ("torch", "transformers"):
         return name in TORCH_IN_RUNTIME and not found.at_import
-    allowed = AT_IMPORT[folder] | AT_IMPORT_BY_NAME.get(name.split("_")[-1][: -len(".py")], set())
+    is_command = name.rpartition("/")[2] in COMMANDS
+    allowed = AT_IMPORT[folder] | (AT_IMPORT_OF_COMMANDS if is_command else set())
     return not found.at_import or package in allowed
+
+
+def room_of(name: str) -> str:
+    """The folder of a file inside its stage, or the file itself at the top of it."""
+    return name.partition("/")[0].removesuffix(".py")
+
+
+def is_downwards(stage: str, room: str, other: str) -> bool:
+    """Whether a room of a stage stands above another one, or is the same."""
+    heights = {name: at for at, names in enumerate(LADDERS[stage]) for name in names.split()}
+    if not other or room == other:
+        return True
+    return room in heights and other in heights and heights[room] < heights[other]
 
 
 def violations(folder: str, name: str, text: str) -> list[str]:
@@ -99,14 +200,22 @@ def violations(folder: str, name: str, text: str) -> list[str]:
 
 
 def product_files(root: Path) -> list[Path]:
-    return sorted(path for folder in AT_IMPORT for path in (root / folder).glob("*.py"))
+    """Every Python file of the product, none of them through the links in `draftrt/`."""
+    staged = [path for stage in STAGES for path in (root / stage).rglob("*.py")]
+    return sorted([*(root / "draftrt").glob("*.py"), *staged])
+
+
+def place_of(path: Path, root: Path) -> tuple[str, str]:
+    """The stage of a product file, and its path inside the stage."""
+    stage, _, name = path.relative_to(root).as_posix().partition("/")
+    return stage, name
 
 
 def test_every_file_imports_only_what_its_folder_may(root: Path) -> None:
     found = [
         line
         for path in product_files(root)
-        for line in violations(path.parent.name, path.name, path.read_text(encoding="utf-8"))
+        for line in violations(*place_of(path, root), path.read_text(encoding="utf-8"))
     ]
     assert not found, "\n".join(found)
 
@@ -119,17 +228,27 @@ def test_every_file_imports_only_what_its_folder_may(root: Path) -> None:
         ("engines", "build.py", "import_module('draftrt.runtime')", False),
         ("engines", "build.py", "import polygraphy", False),
         ("engines", "build.py", "def f():\n import polygraphy", True),
-        ("runtime", "decode.py", "from draftrt import export", False),
-        ("runtime", "decode.py", "def f():\n import torch", False),
-        ("runtime", "hf_target.py", "def f():\n import torch", True),
-        ("runtime", "hf_target.py", "import torch", False),
-        ("runtime", "ort.py", "import onnxruntime", False),
-        ("runtime", "ort.py", "def f():\n import onnxruntime", True),
-        ("validate", "parity.py", "from draftrt.export import onnx", True),
-        ("validate", "parity.py", "try:\n import torch\nexcept ImportError: pass", False),
-        ("validate", "parity.py", "if TYPE_CHECKING:\n import torch", True),
-        ("export", "onnx.py", "from draftrt.validate import parity", False),
-        ("export", "onnx.py", "import torch.nn", True),
+        ("engines", "capabilities.py", "from draftrt.engines.build import build_plan", False),
+        ("runtime", "decoding/loop.py", "from draftrt import export", False),
+        ("runtime", "decoding/loop.py", "def f():\n import torch", False),
+        ("runtime", "decoding/loop.py", "from draftrt.runtime.targets import base", True),
+        ("runtime", "targets/base.py", "from draftrt.runtime.decoding import loop", False),
+        ("runtime", "targets/base.py", "def f():\n from draftrt.runtime import pair", False),
+        ("runtime", "targets/huggingface.py", "def f():\n import torch", True),
+        ("runtime", "targets/huggingface.py", "import torch", False),
+        ("runtime", "backends/ort.py", "import onnxruntime", False),
+        ("runtime", "backends/ort.py", "def f():\n import onnxruntime", True),
+        ("validate", "parity/parity.py", "from draftrt.export import onnx", True),
+        ("validate", "parity/parity.py", "try:\n import torch\nexcept ImportError: pass", False),
+        ("validate", "parity/parity.py", "if TYPE_CHECKING:\n import torch", True),
+        ("validate", "parity/parity.py", "from draftrt.validate.bisect import graph", False),
+        ("validate", "parity/parity.py", "from draftrt.validate.parity import ranges", True),
+        ("validate", "compare/arrays.py", "from draftrt.validate.attic import old", False),
+        ("export", "models/ops.py", "from draftrt.validate import parity", False),
+        ("export", "models/ops.py", "import torch.nn", True),
+        ("export", "models/ops.py", "from draftrt.export.config import rope", True),
+        ("export", "config/rope.py", "from draftrt.export.models import rope", False),
+        ("export", "config/rope.py", "from draftrt.export.tracing import trace", False),
         ("draftrt", "spec.py", "def f():\n import draftrt.export", False),
         ("draftrt", "spec.py", "import click", False),
         ("draftrt", "cli.py", "import click", True),
@@ -137,8 +256,9 @@ def test_every_file_imports_only_what_its_folder_may(root: Path) -> None:
         ("draftrt", "cli.py", "def f():\n import draftrt.export", True),
         ("draftrt", "__init__.py", "import draftrt.runtime", False),
         ("draftrt", "__init__.py", "def f():\n import draftrt.runtime", True),
-        ("export", "inspect_command.py", "import click", True),
-        ("export", "onnx.py", "import tests.conftest", False),
+        ("validate", "doctor/cli.py", "import click", True),
+        ("validate", "doctor/examine.py", "import click", False),
+        ("export", "models/ops.py", "import tests.conftest", False),
     ],
 )
 def test_the_import_rule_tells_right_from_wrong(
@@ -147,20 +267,104 @@ def test_the_import_rule_tells_right_from_wrong(
     assert (violations(folder, name, text) == []) is ok
 
 
-def test_the_stages_are_flat_and_linked_into_the_package(root: Path) -> None:
-    nested = [path for folder in AT_IMPORT for path in (root / folder).glob("*/*.py")]
-    own = [path for path in nested if not path.parent.is_symlink()]
-    assert not own, "the wheel lists five packages; these files would be missing from it"
+def test_every_folder_is_a_package_and_every_stage_is_linked_into_the_package(root: Path) -> None:
     links = {stage: str((root / "draftrt" / stage).readlink()) for stage in STAGES}
     assert links == {stage: f"../{stage}" for stage in STAGES}
-    missing = [folder for folder in AT_IMPORT if not (root / folder / "__init__.py").is_file()]
-    assert not missing, "without __init__.py a folder is not a package"
+    folders = {path.parent for path in product_files(root)}
+    missing = [
+        str(path.relative_to(root)) for path in folders if not (path / "__init__.py").is_file()
+    ]
+    assert not missing, f"without __init__.py a folder is not a package: {missing}"
 
 
-def test_no_product_file_is_longer_than_a_reader_keeps_in_mind(root: Path) -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in product_files(root)}
-    long = [f"{path.relative_to(root)}: {n}" for path, n in lengths.items() if n > MAX_LINES]
+def test_no_folder_holds_more_than_a_reader_surveys(root: Path) -> None:
+    entries = defaultdict(set)
+    for path in product_files(root):
+        if path.name != "__init__.py":
+            entries[path.parent].add(path.name)
+        if path.parent.parent != root:
+            entries[path.parent.parent].add(path.parent.name)
+    crowded = {
+        name: len(found)
+        for folder, found in entries.items()
+        if (name := folder.relative_to(root).as_posix()) not in ANY_NUMBER
+        and len(found) > (MOST_ENTRIES_OF_THE_SPINE if name == "draftrt" else MOST_ENTRIES)
+    }
+    assert not crowded, f"entries beside __init__.py; group them by subject: {crowded}"
+
+
+def test_a_file_is_one_subject_neither_too_long_nor_a_scrap(root: Path) -> None:
+    lengths = {
+        path.relative_to(root).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for path in product_files(root)
+    }
+    long = {name: n for name, n in lengths.items() if n > MAX_LINES}
     assert not long, f"more than {MAX_LINES} lines, split by subject: {long}"
+    short = {
+        name: n
+        for name, n in lengths.items()
+        if n < FEW_LINES and not name.endswith(("__init__.py", "__main__.py"))
+    }
+    assert len(short) <= MOST_SHORT_FILES, f"put each with its subject: {short}"
+
+
+def test_no_class_name_stands_for_two_things(root: Path) -> None:
+    places = defaultdict(list)
+    for path in product_files(root):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path.relative_to(root).as_posix())
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice, f"one name a thing: {twice}"
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    """The dotted names of all product files."""
+    modules = {}
+    for path in product_files(root):
+        parts = path.relative_to(root).with_suffix("").parts
+        inside = parts if parts[0] == "draftrt" else ("draftrt", *parts)
+        modules[".".join(inside).removesuffix(".__init__")] = path
+    return modules
+
+
+def importing_torch(modules: dict[str, Path]) -> set[str]:
+    """The modules that import PyTorch when they are imported, themselves or through others."""
+    direct: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        found = [one for one in imports_of(path.read_text(encoding="utf-8")) if one.at_import]
+        direct[name] = {
+            one.module if one.module in modules else one.module.rpartition(".")[0] or one.module
+            for one in found
+        }
+    reaching = {n for n, found in direct.items() if any(m.split(".")[0] == "torch" for m in found)}
+    while more := {n for n, found in direct.items() if found & reaching} - reaching:
+        reaching |= more
+    return reaching
+
+
+def test_pytorch_is_loaded_by_the_listed_modules_and_no_other(root: Path) -> None:
+    modules = modules_of(root)
+    listed = {
+        f"draftrt.{folder.replace('/', '.')}.{name}"
+        for folder, names in LOADS_TORCH.items()
+        for name in names
+    }
+    assert listed <= modules.keys()
+    assert importing_torch(modules) == listed
+    others = sorted(modules.keys() - listed - {"draftrt.__main__"})
+    outside = [name for name in others if not name.startswith("draftrt.export")]
+    probe = f"""
+import importlib, sys
+light = ("torch", "transformers")
+for names, heavy in (({outside!r}, {HEAVY!r}), ({others!r}, light)):
+    for name in names:
+        importlib.import_module(name)
+        loaded = [package for package in heavy if package in sys.modules]
+        if loaded:
+            sys.exit(f"{{name}} or what it imports loads {{loaded}} when it is imported")
+"""
+    output_of(probe, root)
 
 
 @pytest.mark.parametrize(
