@@ -30,7 +30,9 @@ TOPICS: tuple[tuple[str, str], ...] = (
     ("how positions enter", r"rope|rotary|position|alibi|yarn|theta|neox|\bntk\b"),
     (
         "which rows draft which token",
-        r"predict|anchor|shift|bonus|query_zero|\bblock\b|draft_length|\bmtp\b|speculat|sample_from",
+        r"predict|anchor|shift|offset|stride|dilat|interleav|revers|\border\b|\bmode\b|bonus"
+        r"|query_zero|\bblock\b|draft_length|\bmtp\b|speculat|sample_from|denois|refine|diffusion"
+        r"|step_size|iteration",
     ),
     (
         "what the drafter hears of its target",
@@ -60,7 +62,7 @@ _EXEMPT = (
     r"|dataset|datasets|data|epoch|epochs|batch|batches|log|logging|wandb|save|saved|saving"
     r"|checkpointing|seed|warmup|dropout|init|initializer|initialization|unsloth)\b"
     r"|\b(url|path|name|version|commit|date|time|author|authors|license|link|comment|note|notes"
-    r"|description|backend|implementation|repo|revision|steps?)$"
+    r"|description|backend|implementation|repo|revision)$"
 )
 
 

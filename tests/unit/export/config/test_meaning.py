@@ -36,6 +36,13 @@ DECISIVE: dict[str, Any] = {
     "sharedEmbeddings": True,
     "mask_token_offset": 1,
     "target_feature_scale": 0.5,
+    "token_offset": 1,
+    "draft_stride": 2,
+    "dilation": 2,
+    "dflash_config.interleave": True,
+    "dspark_config.mode": "two-pass",
+    "num_denoising_steps": 4,
+    "reverse_order": True,
 }
 PLAIN = ("surprise", "wandb_run", "hub_model_id", "license_link", "loss_block_size", "eval_batch")
 
