@@ -1,32 +1,22 @@
-"""Files that are whole and on the disk before something relies on them.
+"""Files and folders that a bundle can rely on: written whole, hashed, locked, remembered.
 
-Files that are on the disk, not only in the system's memory, before something relies on them.
+Written: a rename may reach the disk before the content of what was renamed does. After a power cut
+a bundle would be there, whole by its name and empty inside; so the disk is waited for.
 
-A rename may reach the disk before the content of what was renamed does: after a power cut a bundle
-would be there, whole by its name and empty inside.
+Hashed, by every byte, about a second and a half a gigabyte, or by samples that take the same time
+whatever the size: the size, the first 64 KB (in safetensors the names, types, shapes and places of
+all tensors) and 64 blocks of 4 KB spread evenly from the first byte to the last. A file that was
+replaced, cut or converted differs there; a change of single weights elsewhere does not show. The
+same is done tensor by tensor for the weights of a model folder: another revision or a fine-tune has
+other bytes nearly everywhere in the tensors that were trained.
 
-Hashes of files: of every byte, or of samples that take the same time whatever the size.
+Locked: a folder that a command works in is locked while it lives, and the lock ends with the
+process, however that ends. So the next command tells what a killed one left from what another one
+is writing.
 
-Hashing takes about a second and a half a gigabyte. Samples are a file's size, its first 64 KB (in
-safetensors the names, types, shapes and places of all tensors) and 64 blocks of 4 KB spread evenly
-from the first byte to the last. A file that was replaced, cut or converted differs there; a change
-of single weights elsewhere does not show.
-
-Folders that a command works in beside the place of its result, and what killed commands left.
-
-A folder is locked while its command lives: the lock ends with the process, however that ends. So
-the next command tells the leftovers of a killed one from what another one is writing.
-
-What of a bundle was found as written on this machine: a record outside the bundle.
-
-A file whose size, place on the disk and times are those of the record is not hashed again: a small
-one is read whole, of a large one samples are compared. One process replaces the record of another
-in one step, and a file that a record lacks is hashed.
-
-Which weights a model folder holds, tensor by tensor, told from samples of its safetensors files.
-
-A few megabytes are read, whatever the size of the model. Another revision or a fine-tune of a model
-has other bytes nearly everywhere in the tensors that were trained.
+Remembered, in a record outside the bundle: a file whose size, place on the disk and times are those
+of the record is not hashed again; a small one is read whole, of a large one samples are compared.
+One process replaces the record of another in one step, and a file that a record lacks is hashed.
 """
 
 from __future__ import annotations
@@ -321,7 +311,7 @@ def _tell_once(error: OSError | RuntimeError) -> None:
     )
 
 
-TENSOR_SAMPLES_BLOCK_BYTES, TENSOR_SAMPLES_NUM_BLOCKS = 1 << 10, 4
+TENSOR_BLOCK_BYTES, TENSOR_NUM_BLOCKS = 1 << 10, 4
 MOST_HEADER = 100 << 20
 DIGITS = 16
 
@@ -364,10 +354,10 @@ def _sampled(stream: IO[bytes]) -> Iterator[tuple[str, str]]:
             continue
         first, end = (int(one) for one in entry["data_offsets"])
         digest = hashlib.sha256(f"{entry['dtype']} {entry['shape']}".encode())
-        for index in range(TENSOR_SAMPLES_NUM_BLOCKS):
-            place = first + max(0, end - first - TENSOR_SAMPLES_BLOCK_BYTES) * index // (
-                TENSOR_SAMPLES_NUM_BLOCKS - 1
+        for index in range(TENSOR_NUM_BLOCKS):
+            place = first + max(0, end - first - TENSOR_BLOCK_BYTES) * index // (
+                TENSOR_NUM_BLOCKS - 1
             )
             stream.seek(8 + length + place)
-            digest.update(stream.read(min(TENSOR_SAMPLES_BLOCK_BYTES, end - place)))
+            digest.update(stream.read(min(TENSOR_BLOCK_BYTES, end - place)))
         yield name, digest.hexdigest()[:DIGITS]
