@@ -39,7 +39,7 @@ from draftrt.validate.parity.pair import PairReport, as_text, check_pair
 
 T = TypeVar("T")
 DEFAULT_SMS = (86, 89, 120)
-DEFAULT_PROMPT = "A song of 20 green bags:"
+DEFAULT_PROMPT = "Table of 10 up to 18:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
