@@ -196,6 +196,8 @@ def read_bytes(
         if path.is_symlink():
             there = path.readlink()
             raise fault(f"{path}: is a link to {there}, which is not there") from error
+        if path.parent.is_file():
+            raise fault(f"{path.parent}: got a file, expected a folder", hint=hint) from error
         raise fault(f"{path}: missing", hint=hint) from error
     except OSError as error:
         raise fault(f"{path}: cannot be read: {error.strerror}") from error

@@ -90,7 +90,7 @@ def read_confidence(
 def check_heads(
     facts: Facts, kind: Kind, markov: MarkovSpec | None, confidence: ConfidenceSpec | None
 ) -> None:
-    """Add one finding where label and heads differ: an error, or a warning for no heads."""
+    """Add one finding where the heads are not those of the family that is stated."""
     has = [f"markov_rank {markov.rank}"] if markov is not None else []
     has += ["a confidence head"] if confidence is not None else []
     if has and kind.is_settled and kind.family is not Family.DSPARK:
@@ -100,12 +100,6 @@ def check_heads(
             "two is wrong is not guessed",
         )
         facts.is_whole = False  # which tensors there should be is open
-    if not has and kind.is_settled and kind.family is Family.DSPARK:
-        facts.warnings.append(
-            f"neither a Markov head nor a confidence head in a dspark drafter "
-            f"({facts.sources.get('family')}): if it was trained as DFlash, whose first row drafts "
-            "nothing, say so with --family dflash"
-        )
 
 
 def read_dflash2(facts: Facts, kind: Kind) -> tuple[SelectorSpec | None, ConvSpec | None]:

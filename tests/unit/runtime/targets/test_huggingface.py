@@ -183,9 +183,9 @@ def test_layers_with_a_state_that_cannot_be_rolled_back_are_refused(tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
-        (None, "no config.json there"),
+        (None, r"config\.json: missing"),
         ("{", "cannot be read as JSON"),
-        ("[]", "are missing"),
+        ("[]", r"got \[\], expected a JSON object"),
         ('{"hidden_size": "32"}', "hidden_size.*are missing or no whole"),
     ],
 )
@@ -205,7 +205,7 @@ def test_a_model_transformers_cannot_load_is_refused_with_its_words(tmp_path: Pa
 
 def test_a_file_in_the_place_of_a_targets_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BackendError, match=r"file: no config\.json there, expected a Hugging Face"):
+    with pytest.raises(BackendError, match="file: got a file, expected a folder"):
         HfTarget(tmp_path / "file")
 
 

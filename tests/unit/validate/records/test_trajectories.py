@@ -151,6 +151,6 @@ def test_a_threshold_that_no_row_has_is_not_checked(
 def test_a_missing_file_is_not_checked_and_a_missing_option_is_wrong_usage(tmp_path: Path) -> None:
     code, said = invoke(tmp_path / "nothing.json")
     assert code == 1
-    assert "no such file" in said
+    assert "nothing.json: missing" in said
     assert invoke()[0] == 2
     assert invoke("x.json", "--threshold", 7)[0] == 2

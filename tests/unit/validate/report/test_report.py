@@ -215,7 +215,7 @@ def test_what_is_not_this_bundles_is_refused(bundle: Path, tmp_path: Path) -> No
     data.write_bytes(bytes(data.stat().st_size))
     done = report(bundle, "-o", out, "--no-parity")
     assert done.exit_code == 1
-    assert "content changed since it was written" in done.stderr
+    assert "the bundle was changed or damaged after it was written" in done.stderr
     assert not out.exists()
 
 
