@@ -17,7 +17,7 @@ from draftrt.runtime.decoding.schedule import read_costs, where
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.targets.base import Target
 from draftrt.runtime.targets.graph import GraphTarget
-from draftrt.runtime.targets.huggingface import HfTarget, check_same_target
+from draftrt.runtime.targets.huggingface import HfTarget, check_same_target, say_recomputed
 
 TARGET_NOTE = "target_path"  # manifest note: the target's folder on the machine that exported
 
@@ -82,6 +82,8 @@ def load(
     model: Target
     if folder is not None:
         model = HfTarget(folder, taps, device=device, threads=threads)
+        if slow := say_recomputed(model):
+            sys.stderr.write(f"warning: {slow}\n")
     else:
         model = GraphTarget(
             open_on("target"),

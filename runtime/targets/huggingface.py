@@ -3,12 +3,16 @@
 The one file of the runtime that needs torch and transformers (4.57 or 5), imported when a model is
 loaded. Features are taken by hooks at the decoder layers' outputs, because the last entry of
 ``output_hidden_states`` is final-normed.
+
+Layers that keep a state in place of keys and values cannot go back with transformers: its ``crop``
+cuts a convolution's window and leaves the recurrent state as it was, without a word. A model that
+has one runs without a cache: every call computes the whole text again, which is slow and right.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +39,8 @@ class HfTarget:
         max_context: positions the model declares.
         feature_size: width of the features, m * H_t.
         num_layers: decoder layers.
+        recomputed: kinds of layers for which every call computes the whole text; empty where keys
+            and values are kept.
     """
 
     def __init__(
@@ -59,11 +65,9 @@ class HfTarget:
             BackendError: torch or transformers is missing, the weights are no safetensors, or
                 transformers cannot load the folder.
             SpecError: a tapped layer is beyond the model's depth.
-            UnsupportedError: layers whose state cannot be cropped (linear attention, Mamba).
         """
         config = read_text_config(Path(folder))
         torch, transformers = _import_frameworks()
-        _check_layer_types(config, Path(folder))
         _check_weights(Path(folder))
         torch.set_num_threads(threads)
         self._model: Any = load_pretrained(
@@ -76,6 +80,8 @@ class HfTarget:
         # transformers 5 renames the argument that 4.57 knows as past_key_values.
         parameters = inspect.signature(self._model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.recomputed = _kinds_with_a_state(self._model.config, config, parameters)
+        self._ids = np.zeros(0, np.int64)  # of the whole text, where it is computed again
         self._torch, self._new_cache = torch, transformers.DynamicCache
         self._device = device
         # Without its config the cache keeps sliding layers whole, so that they can be cropped.
@@ -102,8 +108,15 @@ class HfTarget:
         self._check_open()
         if length == 0:
             self._cache, self.generation = self._new_cache(), 0
+        self._ids = self._ids[:length]
         # One by one: an interrupted call fills only the first layers.
         for layer in self._cache.layers:
+            if not getattr(layer, "is_croppable", True):
+                raise UnsupportedError(
+                    f"{type(layer).__name__} of transformers cannot go back, expected keys and "
+                    "values alone",
+                    hint="a defect of draftrt for this architecture, please report it",
+                )
             excess = layer.get_seq_length() - length
             if excess > 0:
                 layer.crop(-excess)  # negative: a positive number is refused by transformers 5
@@ -136,12 +149,11 @@ class HfTarget:
     def _run(self, token_ids: NDArray[np.int64], num_rows: int, want_logits: bool) -> TargetRows:
         self._check_open()
         with self._torch.inference_mode():
-            ids = self._torch.from_numpy(np.ascontiguousarray(token_ids))[None].to(self._device)
+            fed = np.concatenate([self._ids, token_ids]) if self.recomputed else token_ids
+            ids = self._torch.from_numpy(np.ascontiguousarray(fed))[None].to(self._device)
+            cache = {} if self.recomputed else {self._cache_argument: self._cache}
             out = self._model(
-                input_ids=ids,
-                use_cache=True,
-                logits_to_keep=num_rows,
-                **{self._cache_argument: self._cache},
+                input_ids=ids, use_cache=bool(cache), logits_to_keep=num_rows, **cache
             )
             logits = out.logits[0]
             chosen: NDArray[np.int64] = logits.argmax(-1).cpu().numpy()
@@ -151,6 +163,8 @@ class HfTarget:
                 logits=logits.float().cpu().numpy() if want_logits else None,
             )
         self.length += len(token_ids)
+        if self.recomputed:
+            self._ids = fed
         return rows
 
     def _check_open(self) -> None:
@@ -160,7 +174,9 @@ class HfTarget:
     def _features(self, num_tokens: int) -> NDArray[np.float32]:
         if not self._layer_ids:
             return np.zeros((1, num_tokens, 0), np.float32)
-        taps = self._torch.cat([self._taps[layer] for layer in self._layer_ids], dim=-1)
+        taps = self._torch.cat(
+            [self._taps[layer][:, -num_tokens:] for layer in self._layer_ids], dim=-1
+        )
         self._taps.clear()
         features: NDArray[np.float32] = taps.float().cpu().numpy()
         return features
@@ -185,6 +201,16 @@ class HfTarget:
 
     def _keep_output(self, layer: int, output: Any) -> None:
         self._taps[layer] = output[0] if isinstance(output, tuple) else output
+
+
+def say_recomputed(target: HfTarget) -> str:
+    """Return what it costs that a target's layers cannot go back; empty where they can."""
+    if not target.recomputed:
+        return ""
+    return (
+        f"layers of type {', '.join(target.recomputed)} keep a state that transformers cannot take "
+        "back: every call computes the whole text again, which is right and slow"
+    )
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:
@@ -285,10 +311,17 @@ def _check_weights(folder: Path) -> None:
         )
 
 
-def _check_layer_types(config: dict[str, Any], folder: Path) -> None:
-    kinds = set(config.get("layer_types") or ()) - CROPPABLE_LAYERS
-    if kinds:
-        raise UnsupportedError(
-            f"{folder}: layers of type {sorted(kinds)} keep a state that cannot "
-            f"be rolled back; supported are {sorted(CROPPABLE_LAYERS)}"
-        )
+def _kinds_with_a_state(loaded: Any, config: Mapping[str, Any], arguments: Any) -> tuple[str, ...]:
+    """Return the kinds of layers that cannot go back to an earlier length, in words.
+
+    Args:
+        loaded: the model's config as transformers completed it.
+        config: the text model's part of the file.
+        arguments: names of the arguments that the model takes.
+    """
+    text = loaded.get_text_config()
+    kinds = {*(getattr(text, "layer_types", None) or ()), *(config.get("layer_types") or ())}
+    found = sorted(kinds - CROPPABLE_LAYERS)
+    if not found and not {"cache", "past_key_values"} & set(arguments):
+        return ("no keys and values",)
+    return tuple(found)

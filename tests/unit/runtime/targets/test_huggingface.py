@@ -13,7 +13,7 @@ import pytest
 from draftrt.errors import BackendError, BusyError, SpecError, UnsupportedError
 from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.targets.huggingface import HfTarget, check_same_target
+from draftrt.runtime.targets.huggingface import HfTarget, check_same_target, say_recomputed
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -43,6 +43,17 @@ def write_model(folder: Path, kind: str) -> Path:
             **SIZES, use_sliding_window=True, sliding_window=9, max_window_layers=2
         )
         model = transformers.Qwen2ForCausalLM(config)
+    elif kind == "hybrid":
+        interval: dict[str, Any] = {"full_attention_interval": 2}
+        linear: dict[str, Any] = {"linear_conv_kernel_dim": 4}
+        for part, heads, width in (("key", 2, 6), ("value", 4, 10)):
+            linear |= {f"linear_num_{part}_heads": heads, f"linear_{part}_head_dim": width}
+        config = transformers.Qwen3_5TextConfig(**SIZES, **interval, **linear)
+        model = transformers.Qwen3_5ForCausalLM(config)
+    elif kind == "conv":
+        kinds = ["conv", "full_attention", "conv", "conv"]
+        config = transformers.Lfm2Config(**SIZES, layer_types=kinds, conv_L_cache=3)
+        model = transformers.Lfm2ForCausalLM(config)
     elif kind == "llama":
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
     else:
@@ -54,7 +65,10 @@ def write_model(folder: Path, kind: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama", "sliding"])
+HYBRIDS = ("hybrid", "conv")
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama", "sliding", *HYBRIDS])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -63,7 +77,8 @@ def oracle(folder: Path, ids: np.ndarray[Any, Any]) -> SimpleNamespace:
     """Logits, features and the raw output of the last layer, from one pass without a cache."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     raw: list[Any] = []
-    model.model.norm.register_forward_pre_hook(lambda module, args: raw.append(args[0]))
+    norm = model.model.embedding_norm if "Lfm2" in type(model).__name__ else model.model.norm
+    norm.register_forward_pre_hook(lambda module, args: raw.append(args[0]))
     with torch.inference_mode():
         out = model(
             input_ids=torch.from_numpy(ids)[None], use_cache=False, output_hidden_states=True
@@ -174,10 +189,25 @@ def write_config(folder: Path, **changes: object) -> Path:
     return folder
 
 
-def test_layers_with_a_state_that_cannot_be_rolled_back_are_refused(tmp_path: Path) -> None:
-    folder = write_config(tmp_path, layer_types=["linear_attention", "full_attention"])
-    with pytest.raises(UnsupportedError, match=r"\['linear_attention'\] keep a state"):
-        HfTarget(folder)
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_model_with_a_state_is_recomputed_and_its_cost_is_told(kind: str, tmp_path: Path) -> None:
+    target = HfTarget(write_model(tmp_path, kind))
+    told = {"hybrid": "linear_attention", "conv": "conv"}[kind]
+    assert target.recomputed == (told,)
+    assert f"layers of type {told} keep a state" in say_recomputed(target)
+    target.prefill(PROMPT)
+    assert target._cache.get_seq_length() == 0, "a cache took part"
+
+
+def test_a_cache_that_cannot_go_back_is_never_cropped_in_silence(tmp_path: Path) -> None:
+    """Were a kind of layer taken for one that can go back, its cache would still be told."""
+    target = HfTarget(write_model(tmp_path, "hybrid"))
+    target.recomputed, target._new_cache = (
+        (),
+        lambda: transformers.DynamicCache(config=target._model.config),
+    )
+    with pytest.raises(UnsupportedError, match="LinearAttentionLayer of transformers cannot go"):
+        target.rollback(0)
 
 
 @pytest.mark.parametrize(
