@@ -41,6 +41,7 @@ TABLE = (
     Dtype("uint8", 1, "U8", 2),
     Dtype("float8_e4m3fn", 1, "F8_E4M3", 17),
     Dtype("float8_e5m2", 1, "F8_E5M2", 19),
+    Dtype("float8_e8m0fnu", 1, "F8_E8M0", 24),
 )
 BY_NAME = {one.name: one for one in TABLE}
 BY_SAFETENSORS = {one.safetensors: one for one in TABLE}

@@ -23,13 +23,15 @@ from draftrt.cli_options import (
 )
 from draftrt.codec import to_json
 from draftrt.errors import printable
-from draftrt.export.checkpoint.decoder import say_left_out, try_decoder
+from draftrt.export.checkpoint.decoder import read_decoder, say_left_out, try_decoder
 from draftrt.export.checkpoint.describe import (
     bundle_table,
     decoder_table,
     describe_bundle,
     describe_drafter,
+    stored_table,
     table,
+    target_table,
 )
 from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.checkpoint.target import read_target
@@ -161,15 +163,19 @@ def export(
 
 
 @click.command("inspect")
-@click.argument("draft", type=click.Path(path_type=Path))
-@click.option("--target", type=click.Path(path_type=Path), help="Check it against this target.")
+@click.argument("draft", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--target",
+    type=click.Path(path_type=Path),
+    help="Check it against this target; without DRAFT, show the target.",
+)
 @alignment_option
 @family_option
 @ignore_key_option
 @no_verify_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def inspect(
-    draft: Path,
+    draft: Path | None,
     target: Path | None,
     sample_from_anchor: bool | None,
     family: str | None,
@@ -179,8 +185,15 @@ def inspect(
 ) -> None:
     """Show every fact of the drafter in folder DRAFT, and where each was read.
 
-    Of a bundle: its graphs, what of them is quantised, and its plans.
+    Of a bundle: its graphs, what of them is quantised, and its plans. Of a target alone: its
+    layers, and how its weights are stored.
     """
+    if draft is None:
+        of_drafters = sample_from_anchor is not None or family or of_draft(ignore_keys)
+        if target is None or of_drafters:
+            raise click.UsageError("expected DRAFT, a bundle, or --target alone")
+        _show_target(target, of_target(ignore_keys), as_json=as_json)
+        return
     if (draft / MANIFEST).is_file():
         if target is not None or sample_from_anchor is not None or family or ignore_keys:
             raise click.UsageError(f"{draft} is a bundle: it was checked when it was made")
@@ -202,14 +215,40 @@ def inspect(
         findings, remarks = check_target_files(target, model.spec)
         warnings += [finding.message for finding in findings] + remarks
         decoder, problem = try_decoder(model, of_target(ignore_keys))
+        warnings += [f"target: {note}" for note in model.decoded.notes]
         warnings += [] if problem is None else [say_left_out(problem)]
     if as_json:
         about = describe_drafter(loaded) | {"warnings": warnings}
         if model is not None:
             about["target_graph"] = None if decoder is None else to_json(decoder)
+            about["target_stored"] = model.decoded.layouts()
         click.echo(json.dumps(about, indent=1))
         return
-    _show([*table(loaded), *(() if decoder is None else decoder_table(decoder))])
+    rows = [*table(loaded), *(() if decoder is None else decoder_table(decoder))]
+    _show([*rows, *(() if model is None else stored_table(model.decoded))])
+    for line in warnings:
+        click.echo(printable(f"warning: {line}"), err=True)
+
+
+def _show_target(target: Path, ignore: frozenset[str], *, as_json: bool) -> None:
+    """Show a target alone: its facts, its layers, and how its weights are stored."""
+    model = read_target(target)
+    findings, warnings = check_target_files(target, model.spec)
+    decoder = read_decoder(model, ignore)
+    warnings += [finding.message for finding in findings]
+    warnings += model.decoded.notes
+    if as_json:
+        about = {
+            "target": str(target),
+            "facts": to_json(model.spec),
+            "target_graph": to_json(decoder),
+            "target_stored": model.decoded.layouts(),
+            "warnings": warnings,
+        }
+        click.echo(json.dumps(about, indent=1))
+        return
+    rows = [*target_table(model.spec), *decoder_table(decoder), *stored_table(model.decoded)]
+    _show(rows)
     for line in warnings:
         click.echo(printable(f"warning: {line}"), err=True)
 

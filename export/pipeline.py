@@ -51,6 +51,7 @@ def export_bundle(
     require("torch", "onnx", "onnxruntime", what="an export")
     model = read_target(target, draft=draft)
     findings, warnings = check_target_files(target, model.spec)
+    warnings += [f"target: {note}" for note in model.decoded.notes]
     loaded = None
     if draft is not None:
         try:
@@ -77,7 +78,7 @@ def export_bundle(
     ):
         graphs = _write_graphs(loaded, decoder, target, folder, options, report, context, files)
         copy_target_files(target, folder / "tokenizer")
-        notes = {"target_path": str(target.resolve())}
+        notes = {"target_path": str(target.resolve()), **_not_kept(model, loaded)}
         write_manifest(folder, _manifest(model, loaded, decoder, graphs, folder, notes, files))
     Bundle.open(out, verify=Verify.NONE).remember()
     report(f"bundle: {out}")
@@ -86,6 +87,13 @@ def export_bundle(
     if left_out is not None:
         report(f"warning: {say_left_out(left_out)}")
     return out
+
+
+def _not_kept(model: TargetCheckpoint, loaded: LoadedDrafter | None) -> dict[str, Any]:
+    """Return what of the checkpoints' own quantisation the bundle does not keep, for its notes."""
+    parts = {"target": model.decoded, "draft": None if loaded is None else loaded.decoded}
+    said = {name: list(one.notes) for name, one in parts.items() if one is not None and one.notes}
+    return {"not_kept": said} if said else {}
 
 
 def check_quantised(options: ExportOptions, *, has_draft: bool, has_target: bool) -> None:
@@ -218,5 +226,5 @@ def _manifest(
 
 def _own_files(loaded: LoadedDrafter) -> list[Path]:
     """Return the weight files of the drafter's own checkpoint."""
-    files = {ref.file for ref in loaded.tensors.values() if ref.file is not None}
+    files = {file for ref in loaded.tensors.values() for file in ref.files}
     return sorted(file for file in files if file.parent == loaded.folder)

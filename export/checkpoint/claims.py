@@ -15,6 +15,8 @@ from typing import Any
 from draftrt.dtypes import FLOATS
 from draftrt.errors import CheckpointError
 from draftrt.export.checkpoint.names import Canonical, cut_fused
+from draftrt.export.checkpoint.quantized.read import DecodedTensors
+from draftrt.export.checkpoint.quantized.settings import KEYS, SCOPES
 from draftrt.export.checkpoint.target import EMBED, HEAD, TargetCheckpoint
 from draftrt.export.checkpoint.tensors import TensorRef
 from draftrt.export.config.reader import Facts
@@ -197,7 +199,6 @@ def _some(items: list[str], limit: int = 8) -> str:
     )
 
 
-KEYS = ("quantization_config", "quantization", "compression_config", "hf_quant_config")
 QUANTISED: tuple[tuple[str, str], ...] = (
     # names of tensors, layout; of several the first is told
     (r"weight_scale_2$|weight_global_scale$", "NVFP4"),
@@ -209,45 +210,29 @@ QUANTISED: tuple[tuple[str, str], ...] = (
 )
 
 
-def refuse_quantised(
-    facts: Facts, body: str = "", refs: Mapping[str, TensorRef] | None = None
-) -> None:
-    """Add one finding where a config or its tensors say that weights are stored quantised.
+def refuse_quantised(facts: Facts, decoded: DecodedTensors) -> None:
+    """Add a finding for what of a checkpoint's quantised weights cannot be read.
 
-    Nothing that follows from it is looked at any more: `Facts.is_whole` becomes false where tensors
-    were given.
+    Nothing that follows from it is looked at any more: `Facts.is_whole` becomes false.
 
     Args:
         facts: the config.
-        body: where the keys of the layers are, looked at beside the top.
-        refs: the checkpoint's tensors by name.
+        decoded: the checkpoint's tensors as they were read.
     """
-    stated = {
-        path: table
-        for path in dict.fromkeys(scope + key for scope in ("", body) for key in KEYS)
-        if facts.raw(path) is not None and (table := facts.table(path))
-    }
-    layout, example = _layout(refs or {})
-    if not stated and not layout:
-        return
-    methods = list(dict.fromkeys(filter(None, map(_method, stated.values()))))
-    what = ", ".join(methods) or layout or "unnamed"
-    evidence = [*stated, *([f"tensor {example!r}"] if example else [])]
-    facts.error(
-        f"quantised weights ({what}) are not supported: {', '.join(evidence)}",
-        "give the publisher's unquantised checkpoint (bf16); draftrt quantises graphs itself",
-        unsupported=True,
-    )
-    if refs:
+    for path in (scope + key for scope in SCOPES for key in KEYS):
+        facts.raw(path)
+    facts.findings += decoded.findings
+    layout, example = ("", "") if decoded.findings else _layout(decoded.tensors)
+    if layout:
+        said = "" if decoded.is_stated else ", and no quantization_config says how"
+        facts.error(
+            f"quantised weights ({layout}) are not supported{said}: tensor {example!r}",
+            "give the publisher's files as they are, config included, or the unquantised "
+            "checkpoint (bf16)",
+            unsupported=True,
+        )
+    if layout or (decoded.findings and decoded.tensors):
         facts.is_whole = False
-
-
-def _method(table: Mapping[str, Any]) -> str:
-    """Return how a config names the quantisation; MLX names it by its sizes alone."""
-    named = [table[key] for key in ("quant_method", "quant_algo", "format") if table.get(key)]
-    if named:
-        return f"{named[0]!s:.40}"
-    return f"MLX, {table['bits']!s:.8} bits" if {"bits", "group_size"} <= set(table) else ""
 
 
 def _layout(refs: Mapping[str, TensorRef]) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 from draftrt.codec import shown
 from draftrt.errors import ChoiceError, DraftrtError, SpecError, UnsupportedError
 from draftrt.export.checkpoint.claims import refuse_quantised
-from draftrt.export.checkpoint.gemma4 import WRAPPER, read_gemma4, unknown_keys
+from draftrt.export.checkpoint.gemma4 import read_gemma4, unknown_keys
 from draftrt.export.checkpoint.safetensors import CONFIG, read_config
 from draftrt.export.checkpoint.target import TargetCheckpoint
 from draftrt.export.config.keys import ACTIVATIONS, HARMLESS, refuse_keys
@@ -151,7 +151,7 @@ def _read(facts: Facts, target: TargetCheckpoint, ignore: frozenset[str]) -> Dec
     }
     for name in ("vocab_size", "table_rows"):
         facts.say(name, target.spec.sources[name])
-    refuse_quantised(facts, "text_config." if target.spec.architecture.endswith(WRAPPER) else "")
+    refuse_quantised(facts, target.decoded)
     unknown = unknown_keys(facts, target) if is_gemma4 else facts.unknown_keys("", HARMLESS)
     refuse_keys(facts, unknown, ignore, of="target:", hint=WAY_OUT)
     if not facts.is_whole:

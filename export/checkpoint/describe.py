@@ -9,9 +9,10 @@ from typing import Any
 from draftrt.bundle import Bundle
 from draftrt.codec import to_json
 from draftrt.export.checkpoint.drafter import LoadedDrafter
+from draftrt.export.checkpoint.quantized.read import DecodedTensors
 from draftrt.manifest import GraphEntry
 from draftrt.quantization import describe
-from draftrt.spec import DecoderSpec, DrafterSpec, LayerSpec, RopeSpec
+from draftrt.spec import DecoderSpec, DrafterSpec, LayerSpec, RopeSpec, TargetSpec
 
 NESTED = {"rope", "layers", "sources", "warnings"}
 
@@ -21,7 +22,8 @@ def describe_drafter(loaded: LoadedDrafter) -> dict[str, Any]:
 
     Keys: ``facts`` (name to value), ``sources`` (name to place), ``derived`` (drafts a round,
     feature width, reduced or padded rows), ``borrowed`` (tables from the target), ``size``
-    (parameters and bytes, own and borrowed), ``ignored`` (tensors left out), ``warnings``.
+    (parameters and bytes, own and borrowed), ``stored`` (layouts of quantised weights, with their
+    number), ``ignored`` (tensors left out), ``warnings``.
     """
     spec = loaded.spec
     facts = to_json(spec)
@@ -47,6 +49,7 @@ def describe_drafter(loaded: LoadedDrafter) -> dict[str, Any]:
         },
         "borrowed": borrowed,
         "size": _sizes(loaded, borrowed),
+        "stored": loaded.decoded.layouts(),
         "ignored": dict(loaded.ignored),
         "warnings": list(spec.warnings),
     }
@@ -62,7 +65,7 @@ def _sizes(loaded: LoadedDrafter, borrowed: list[str]) -> dict[str, int]:
         for length in ref.shape:
             count *= length
         sizes[f"{prefix}parameters"] += count
-        sizes[f"{prefix}bytes"] += ref.num_bytes
+        sizes[f"{prefix}bytes"] += ref.stored_bytes
     return sizes
 
 
@@ -92,6 +95,7 @@ def table(loaded: LoadedDrafter) -> Iterator[tuple[str, str, str]]:
         )
     for name, reason in loaded.ignored.items():
         yield "ignored tensor", name, reason
+    yield from stored_table(loaded.decoded)
 
 
 def decoder_table(spec: DecoderSpec) -> Iterator[tuple[str, str, str]]:
@@ -110,6 +114,21 @@ def decoder_table(spec: DecoderSpec) -> Iterator[tuple[str, str, str]]:
         f"{count} layers see {_plain(tuple(windows))} tokens" if count else "every layer sees all"
     )
     yield "target windows", seen, spec.sources["windows"]
+
+
+def stored_table(decoded: DecodedTensors) -> Iterator[tuple[str, str, str]]:
+    """Yield (fact, value, source) rows of a checkpoint's quantised weights."""
+    for layout, count in decoded.layouts().items():
+        yield "stored weights", f"{count}: {layout}", "tensor headers"
+    for note in decoded.notes:
+        yield "not kept", note, "config, tensor headers"
+
+
+def target_table(spec: TargetSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield (fact, value, source) rows of a target's facts."""
+    for field in dataclasses.fields(TargetSpec):
+        if field.name != "sources":
+            yield field.name, _plain(getattr(spec, field.name)), spec.sources[field.name]
 
 
 def _layers(spec: DrafterSpec) -> Iterator[tuple[str, str, str]]:

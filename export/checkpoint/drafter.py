@@ -6,20 +6,20 @@ Everything that can be wrong is found here, before any graph is traced, and told
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from draftrt.dtypes import FLOATS
 from draftrt.errors import DraftrtError, SpecError, UnsupportedError, collect
-from draftrt.export.checkpoint.borrowed import read_borrowed
 from draftrt.export.checkpoint.claims import claim, refuse_quantised
 from draftrt.export.checkpoint.names import Canonical, canonicalise
+from draftrt.export.checkpoint.quantized.read import DecodedTensors
 from draftrt.export.checkpoint.safetensors import open_checkpoint
 from draftrt.export.checkpoint.target import TargetCheckpoint
 from draftrt.export.checkpoint.target_files import check_roles
 from draftrt.export.checkpoint.tensors import TensorRef
-from draftrt.export.checkpoint.vocabulary import read_vocabulary
+from draftrt.export.checkpoint.vocabulary import read_borrowed, read_vocabulary
 from draftrt.export.config.drafter import ConfigFacts, read_config
 from draftrt.export.config.reader import Facts
 from draftrt.spec import DrafterSpec, Family
@@ -36,6 +36,7 @@ class LoadedDrafter:
         ignored: checkpoint tensors left out on purpose, with the reason.
         folder: its checkpoint.
         target: the target it was checked against; None when there was none.
+        decoded: how its quantised weights are stored.
     """
 
     spec: DrafterSpec
@@ -44,6 +45,7 @@ class LoadedDrafter:
     ignored: Mapping[str, str]
     folder: Path
     target: TargetCheckpoint | None
+    decoded: DecodedTensors = field(default_factory=lambda: DecodedTensors({}))
 
 
 def load_drafter(
@@ -67,7 +69,8 @@ def load_drafter(
         DraftrtError: every contradiction, missing or unclaimed tensor and refusal found.
     """
     check_roles(folder, None)
-    facts, refs, findings = open_checkpoint(folder)
+    facts, decoded, findings = open_checkpoint(folder)
+    refs = decoded.tensors
     if (folder / "mask_embedding.pt").exists():
         findings.append(
             UnsupportedError(
@@ -76,7 +79,8 @@ def load_drafter(
             )
         )
     names = canonicalise(refs)
-    refuse_quantised(facts, "transformer_layer_config.", refs)
+    refuse_quantised(facts, decoded)
+    facts.warnings += decoded.notes
     shapes = {name: ref.shape for name, ref in names.tensors.items()}
     fusion = names.tensors.get("fc.weight")
     config = read_config(
@@ -97,7 +101,7 @@ def load_drafter(
     findings += _refused(names, findings)
     collect([*findings, *names.findings])
     assert spec is not None
-    return LoadedDrafter(spec, tensors, names.original, names.ignored, folder, target)
+    return LoadedDrafter(spec, tensors, names.original, names.ignored, folder, target, decoded)
 
 
 def _refused(names: Canonical, said: list[DraftrtError]) -> list[DraftrtError]:

@@ -13,6 +13,7 @@ from typing import Any
 from draftrt.codec import parse, read_object, shown
 from draftrt.dtypes import BY_NAME, BY_SAFETENSORS
 from draftrt.errors import CheckpointError, DraftrtError, collect
+from draftrt.export.checkpoint.quantized.read import DecodedTensors, decode
 from draftrt.export.checkpoint.tensors import TensorRef
 from draftrt.export.config.reader import Facts
 
@@ -184,12 +185,13 @@ def _entry(file: Path, name: str, entry: Any, base: int) -> tuple[TensorRef, int
 CONFIG = "config.json"
 
 
-def open_checkpoint(folder: Path) -> tuple[Facts, Mapping[str, TensorRef], list[DraftrtError]]:
+def open_checkpoint(folder: Path) -> tuple[Facts, DecodedTensors, list[DraftrtError]]:
     """Read a folder's config and the headers of its tensors.
 
     Returns:
-        The facts to resolve, each tensor by its own name (none where the headers are at fault), and
-        what is at fault with the headers, to be told along with what the config shows.
+        The facts to resolve, each tensor by its own name (none where the headers are at fault),
+        quantised weights as what they stand for, and what is at fault with the headers, to be told
+        along with what the config shows.
 
     Raises:
         DraftrtError: there is no folder or no readable config; what is wrong with the headers is
@@ -207,7 +209,18 @@ def open_checkpoint(folder: Path) -> tuple[Facts, Mapping[str, TensorRef], list[
     except CheckpointError as error:
         collect([*findings, error])
         raise
-    return facts, refs, findings
+    return facts, decode(folder, facts.config, refs), findings
+
+
+def read_tensors(folder: Path) -> Mapping[str, TensorRef]:
+    """Return every tensor of a checkpoint, quantised weights as what they stand for.
+
+    Raises:
+        DraftrtError: config, headers or quantised weights cannot be read.
+    """
+    decoded = decode(folder, read_config(folder), read_headers(folder))
+    collect(list(decoded.findings))
+    return decoded.tensors
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from draftrt.codec import token_ids
 from draftrt.dtypes import FLOATS
-from draftrt.errors import CheckpointError, DraftrtError, collect
+from draftrt.errors import CheckpointError, DraftrtError, UnsupportedError, collect
+from draftrt.export.checkpoint.quantized.read import DecodedTensors
 from draftrt.export.checkpoint.safetensors import open_checkpoint
 from draftrt.export.checkpoint.target_files import check_roles
 from draftrt.export.checkpoint.tensors import TensorRef
@@ -47,12 +48,14 @@ class TargetCheckpoint:
         tables: ``embed_tokens.weight`` and ``lm_head.weight``, where they were found.
         folder: its checkpoint; None for tables in memory.
         text: the config of its text model as it is.
+        decoded: its tensors, and how quantised ones are stored.
     """
 
     spec: TargetSpec
     tables: Mapping[str, TensorRef]
     folder: Path | None = None
     text: Mapping[str, Any] = field(default_factory=dict)
+    decoded: DecodedTensors = field(default_factory=lambda: DecodedTensors({}))
 
 
 def read_target(folder: Path, *, draft: Path | None = None) -> TargetCheckpoint:
@@ -66,11 +69,14 @@ def read_target(folder: Path, *, draft: Path | None = None) -> TargetCheckpoint:
         DraftrtError: config or weights missing or ill-formed; all findings at once.
     """
     check_roles(draft, folder)
-    facts, refs, findings = open_checkpoint(folder)
-    tables = _tables(folder, refs, facts, findings) if refs else {}
+    facts, decoded, findings = open_checkpoint(folder)
+    # A layout that is not read costs the graph alone; one that is and is broken is a broken target.
+    findings += [one for one in decoded.findings if not isinstance(one, UnsupportedError)]
+    tables = _tables(folder, decoded.tensors, facts, findings) if decoded.tensors else {}
     spec = read_target_spec(facts, tables)
     collect([*findings, *facts.findings])
-    return TargetCheckpoint(spec, tables, folder, facts.config.get(_body(facts)[:-1], facts.config))
+    text = facts.config.get(_body(facts)[:-1], facts.config)
+    return TargetCheckpoint(spec, tables, folder, text, decoded)
 
 
 def read_target_spec(facts: Facts, tables: Mapping[str, TensorRef]) -> TargetSpec:

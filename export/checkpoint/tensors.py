@@ -50,6 +50,16 @@ class TensorRef:
         """Bytes of the content."""
         return _count(self.shape) * self.itemsize
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of it in its checkpoint."""
+        return self.num_bytes
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Where its content lies; empty for a tensor in memory."""
+        return () if self.file is None else (self.file,)
+
     def rows(self, start: int, stop: int) -> TensorRef:
         """Return the tensor's rows ``start`` to ``stop`` along axis 0, still unread."""
         stride = _count(self.shape[1:]) * self.itemsize

@@ -121,8 +121,8 @@ class WeightFiles:
             quantization: parts whose weights are quantised, once the graph is there.
         """
         for tensor in tensors.values():
-            if tensor.source.file is not None:
-                self.sources.add(tensor.source.file)
+            for file in tensor.source.files:
+                self.sources.add(file)
         plan = _DataFile(self._folder / data)
         places = {
             name: self._place(plan, tensor)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from draftrt.dtypes import FLOATS
 from draftrt.errors import CheckpointError, collect
-from draftrt.export.checkpoint.safetensors import read_headers
+from draftrt.export.checkpoint.safetensors import read_tensors
 from draftrt.export.checkpoint.tensors import ComputedRef, GraphTensor, TensorRef
 from draftrt.export.models.shapes import PREFIX as ROPE
 from draftrt.export.models.shapes import decoder_shapes, rope_of, table_shapes, tensor_shapes
@@ -102,7 +102,7 @@ def target_tensors(
     Raises:
         CheckpointError: tensors missing, left over or of another shape; all at once.
     """
-    refs = _in_words_of_the_graph(read_headers(folder), spec)
+    refs = _in_words_of_the_graph(read_tensors(folder), spec)
     wanted = decoder_shapes(spec)
     findings = _problems(spec, refs, wanted, folder)
     collect(findings)

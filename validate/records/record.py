@@ -146,7 +146,7 @@ def _arrays(
 def _facts(
     loaded: LoadedDrafter, options: RecordOptions, files: Sequence[Path], source: str
 ) -> dict[str, Any]:
-    from draftrt.export.checkpoint.borrowed import brought
+    from draftrt.export.checkpoint.vocabulary import brought
 
     assert loaded.target is not None
     brings = brought(loaded.target)

@@ -239,7 +239,7 @@ QUANTISED_ROWS = [
         No,
         "quantised weights (NVFP4) are",
         "weight_scale_2",
-        "unquantised checkpoint (bf16)",
+        "and no quantization_config says how",
         extra={
             f"{LAYER}.q_proj.weight_scale": zeros(4),
             f"{LAYER}.q_proj.weight_scale_2": zeros(1),
@@ -266,8 +266,7 @@ QUANTISED_ROWS = [
         "AWQ",
         ZLAB,
         No,
-        "quantised weights (awq) are not supported",
-        "quantization_config, tensor 'layers.0.self_attn.q_proj.qzeros'",
+        "quantization_config.bits: got None, expected 4",
         extra={
             f"{LAYER}.q_proj.qweight": zeros(4, 4, dtype="int32"),
             f"{LAYER}.q_proj.qzeros": zeros(4, 4, dtype="int32"),
@@ -291,8 +290,8 @@ QUANTISED_ROWS = [
     refuse(
         "quantised by its config alone",
         ZLAB,
-        No,
-        "quantised weights (NVFP4)",
+        Lost,
+        "quantization_config names modelopt, and no tensor is quantised",
         config={"quantization_config": {"quant_algo": "NVFP4"}},
     ),
 ]

@@ -1,0 +1,1 @@
+"""Checkpoints that store codes and scales, read as what they stand for."""
