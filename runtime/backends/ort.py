@@ -50,6 +50,7 @@ class OrtSession(Closing):
         threads: int = 1,
         can_grow: bool = False,
         maps_weights: bool = False,
+        is_exact: bool = False,
     ) -> None:
         """Load a graph and make its caches.
 
@@ -65,6 +66,8 @@ class OrtSession(Closing):
                 far less.
             maps_weights: multiply with the weights where the file is mapped, which sessions over
                 one file share, in place of a packed copy, which is faster.
+            is_exact: multiply with quantised weights as the graph says, with activations as they
+                are, to be compared; it is slower.
 
         Raises:
             BackendError: onnxruntime is missing, has no such provider here, or refuses the graph.
@@ -76,7 +79,7 @@ class OrtSession(Closing):
         self._signature = signature
         self._fed = fed_signature(signature)
         self._session = _load(
-            self._runtime, model, PROVIDERS.get(device, ""), threads, maps_weights
+            self._runtime, model, PROVIDERS.get(device, ""), threads, maps_weights, is_exact
         )
         _check_names(self._session, signature, model)
         self._specs = cache_specs(signature)
@@ -188,7 +191,14 @@ def _check_device(signature: Signature, device: str) -> None:
         )
 
 
-def _load(runtime: ModuleType, model: Path, provider: str, threads: int, maps_weights: bool) -> Any:
+def _load(
+    runtime: ModuleType,
+    model: Path,
+    provider: str,
+    threads: int,
+    maps_weights: bool,
+    is_exact: bool,
+) -> Any:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -199,7 +209,7 @@ def _load(runtime: ModuleType, model: Path, provider: str, threads: int, maps_we
             "optimization.disable_specified_optimizers", "ConstantFolding"
         )
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry(QUANTISED_PRODUCTS, INT8)
+    options.add_session_config_entry(QUANTISED_PRODUCTS, AS_WRITTEN if is_exact else INT8)
     if not model.is_file():
         raise BackendError(f"{model}: no such file")
     errors = runtime.capi.onnxruntime_pybind11_state

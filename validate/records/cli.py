@@ -216,6 +216,11 @@ def matrix(
 @click.option(
     "--target", type=FOLDER, help="Target of a case that holds only hashes of its tables."
 )
+@click.option(
+    "--as-run",
+    is_flag=True,
+    help="Say too how far the runtime's own kernels are, which round activations to int8.",
+)
 @click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
 def golden(
     cases: tuple[Path, ...],
@@ -223,14 +228,20 @@ def golden(
     precision: str,
     draft: Path | None,
     target: Path | None,
+    as_run: bool,
     is_json: bool,
 ) -> None:
-    """Check drafters against what a trusted implementation computed (docs/records.md)."""
+    """Check drafters, and quantised targets, against what a trusted implementation computed.
+
+    docs/records.md has the format.
+    """
     from draftrt.spec import Precision
     from draftrt.validate.records.golden import PYTORCH, check_cases
+    from draftrt.validate.records.quantized import AS_RUN
     from draftrt.validate.records.report import golden_failure, golden_json, golden_text
 
     backends = (ONNXRUNTIME, PYTORCH) if backend == "ort" else (PYTORCH,)
+    backends = (*backends, AS_RUN) if as_run else backends
     reports = []
     for one in check_cases(
         cases, backends=backends, precision=Precision(precision), draft=draft, target=target

@@ -27,6 +27,16 @@ from draftrt.tolerances import RECORD, Limit, golden_limit, limit_of
 from draftrt.validate.compare.arrays import Finding, compare_ids, compare_values
 from draftrt.validate.compare.measures import Judge, Measure
 from draftrt.validate.records.cases import ID_ARRAYS, CaseRound, GoldenCase, read_case
+from draftrt.validate.records.quantized import (
+    AS_RUN,
+    LOGITS,
+    MEASURED,
+    WEIGHTS,
+    check_quantized,
+    is_quantized,
+    read_weights,
+    weight_findings,
+)
 from draftrt.validate.rounds.module import ReferenceRounds
 
 if TYPE_CHECKING:
@@ -78,18 +88,31 @@ def check_cases(
 
     Args:
         folders: the cases.
-        backends: which of `PYTORCH` and `ONNXRUNTIME` are compared with the record.
+        backends: which of `PYTORCH` and `ONNXRUNTIME` are compared with the record; with `AS_RUN`,
+            what the runtime's own kernels make of it is measured too.
         precision: element type of the graph.
         draft: checkpoint of a case that holds only the hashes of its drafter.
         target: checkpoint of a case that holds only the hashes of its target's tables.
         report: gets one line a step.
     """
     for folder in folders:
-        limit = golden_limit(folder.name, None)
+        limit, num_rounds = golden_limit(folder.name, None), 0
         try:
+            if is_quantized(folder):
+                findings, num_rounds = check_quantized(folder, backends, report)
+                yield CaseReport(
+                    name=folder.resolve().name,
+                    num_rounds=num_rounds,
+                    limit=LOGITS,
+                    findings=findings,
+                )
+                continue
             case = read_case(folder, draft)
             limit = golden_limit(case.name, case.tolerance)
             findings = check_case(case, limit, backends, precision, target, report)
+            if (folder / WEIGHTS).is_file():
+                told = weight_findings(case.draft, read_weights(folder))
+                findings = {name: {**told, **found} for name, found in findings.items()}
             error = None
         except DraftrtError as failure:
             findings, error = {}, failure
@@ -123,8 +146,9 @@ def check_case(
     if PYTORCH in backends:
         draft = module_drafter(loaded, precision, context_of(case, loaded.spec))
         findings[PYTORCH] = compare_case(case, draft, loaded.spec, limit)
-    if ONNXRUNTIME in backends:
-        findings[ONNXRUNTIME] = _check_graph(case, loaded, limit, precision, report)
+    for name in (one for one in (ONNXRUNTIME, AS_RUN) if one in backends):
+        most = limit if name == ONNXRUNTIME else MEASURED
+        findings[name] = _check_graph(case, loaded, most, precision, report)
     return findings
 
 
@@ -192,7 +216,8 @@ def _check_graph(
     )
     with tempfile.TemporaryDirectory(prefix="draftrt-golden-") as name:
         entry = write_draft_graph(loaded, Path(name), options, report)
-        with OrtSession(Path(name) / entry.file, entry.signature) as session:
+        file, is_exact = Path(name) / entry.file, limit is not MEASURED
+        with OrtSession(file, entry.signature, is_exact=is_exact) as session:
             return compare_case(case, DraftSession(loaded.spec, session).draft, loaded.spec, limit)
 
 
@@ -325,7 +350,7 @@ def _judge(
 ) -> Finding:
     row = None if got is None else got[0]  # the graph's batch axis
     if key in ID_ARRAYS:
-        return compare_ids(key, want, row, EXACT)
+        return compare_ids(key, want, row, limit if limit is MEASURED else EXACT)
     return compare_values(key, _kept(key, want, spec), row, limit)
 
 

@@ -54,9 +54,12 @@ def golden_failure(reports: Sequence[CaseReport]) -> DraftrtError | None:
 
 
 def _cell(findings: Mapping[str, Finding]) -> str:
-    ids = [one for name, one in findings.items() if name.split(".")[1] in ID_ARRAYS]
-    values = [one for name, one in findings.items() if name.split(".")[1] not in ID_ARRAYS]
-    said = "same ids" if all(ids) else f"{sum(not one for one in ids)} id arrays differ"
+    arrays = (*ID_ARRAYS, "greedy")
+    ids = [one for name, one in findings.items() if name.split(".")[1] in arrays]
+    values = [one for name, one in findings.items() if name.split(".")[1] not in arrays]
+    equal, compared = (sum(getattr(one, n) for one in ids) for n in ("num_equal", "num_compared"))
+    same = "same ids" if equal == compared else f"{equal} of {compared} ids"
+    said = same if all(ids) else f"{sum(not one for one in ids)} id arrays differ"
     return f"{said}, {max((one.worst for one in values), default=0.0):.1e}"
 
 
