@@ -96,7 +96,7 @@ def read_kind(facts: Facts, stated_family: Family | None = None) -> Kind:
         if facts.raw(f"{body}layer_types") is None:  # beside them it says nothing
             facts.adopt(body, ("max_window_layers",))
     refuse_backbones(facts, body, architecture)
-    family = _family(facts, architecture, stated_family)
+    family = _family(facts, architecture, stated_family, is_speculators=is_speculators)
     backbone = _backbone(facts, body, architecture)
     return Kind(
         family or Family.DFLASH,
@@ -118,14 +118,21 @@ LABELS = (
 OPTION = "--family"
 
 
-def _family(facts: Facts, architecture: str, stated: Family | None) -> Family | None:
-    """Return the family that the user or the config names; None where nothing known does."""
+def _family(
+    facts: Facts, architecture: str, stated: Family | None, *, is_speculators: bool
+) -> Family | None:
+    """Return the family that the user or the config names; None where nothing known does.
+
+    speculators writes the projector "dflash" into configs of every family: no other head corrects
+    the drafts.
+    """
     claims: dict[str, Family] = {}
     if architecture in ARCHITECTURES:
         claims["architectures"] = ARCHITECTURES[architecture][0]
     for path in LABELS:
         value = facts.raw(path)
-        if value is None or value == "domino":
+        is_head = is_speculators and path == "projector_type" and value == "dflash"
+        if value is None or value == "domino" or is_head:
             continue
         if value in [family.value for family in Family]:
             claims[path] = Family(value)
@@ -220,6 +227,9 @@ REFUSED: dict[str, str] = {
 }
 
 
+DOMINO = ("emb_dim",)  # say nothing beside another projector
+
+
 def refuse_backbones(facts: Facts, body: str, architecture: str) -> None:
     """Add a finding for every layer kind that is understood and not supported."""
 
@@ -255,7 +265,8 @@ def refuse_backbones(facts: Facts, body: str, architecture: str) -> None:
         if facts.raw(f"{scope}projector_type") == "domino":
             refuse("the domino projector (GRU head)", f"{scope}projector_type")
         for key, what in REFUSED.items():
-            if facts.raw(scope + key) not in (None, False):
+            is_idle = key in DOMINO and facts.raw(f"{scope}projector_type") in ("dflash", "dspark")
+            if facts.raw(scope + key) not in (None, False) and not is_idle:
                 refuse(what, scope + key)
     mode = facts.raw("dflash_config.attention_mode")
     if mode not in (None, "gqa"):

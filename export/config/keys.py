@@ -204,6 +204,10 @@ GROUPS: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
+        "says nothing where no domino head corrects the drafts, which projector_type says",
+        "pure_draft_prefix_len gru_hidden_dim lambda_base_start lambda_base_decay_ratio auf",
+    ),
+    (
         "says nothing beside layer_types and the layers' own number of heads",
         "use_bidirectional_attention max_window_layers num_global_key_value_heads",
     ),

@@ -10,7 +10,7 @@ import numpy as np
 from draftrt.export.config.family import Kind
 from draftrt.export.config.keys import ACTIVATIONS
 from draftrt.export.config.reader import Facts
-from draftrt.spec import Backbone, LayerSpec, WindowEdge
+from draftrt.spec import Backbone, Family, LayerSpec, WindowEdge
 
 MOST_SIZE, MOST_HEADS, MOST_LAYERS = 1 << 24, 1 << 14, 256
 SCALE_PATHS = ("dflash_config.input_embedding_scale", "input_embedding_scale")
@@ -205,7 +205,7 @@ def read_layers(
         sinks: layers whose checkpoint holds sink logits.
     """
     window = _window(facts, kind.body, types)
-    causal_sliding, causal_full, why = _causality(facts, kind.is_speculators, SLIDING in types)
+    causal_sliding, causal_full, why = _causality(facts, kind, SLIDING in types)
     facts.say("layers", f"{facts.sources['layers']}; causality: {why}")
     if window is not None and kind.format == "muse":
         window += 1
@@ -260,7 +260,7 @@ def _warn_unused(facts: Facts, body: str, paths: list[str], switch: object) -> N
         )
 
 
-def _causality(facts: Facts, is_speculators: bool, has_sliding: bool) -> tuple[bool, bool, str]:
+def _causality(facts: Facts, kind: Kind, has_sliding: bool) -> tuple[bool, bool, str]:
     for path in ("is_causal", "dflash_config.causal"):
         value = facts.raw(path)
         if value is None:
@@ -270,9 +270,11 @@ def _causality(facts: Facts, is_speculators: bool, has_sliding: bool) -> tuple[b
             facts.raw("sliding_window_non_causal")
             return value, value, path
         facts.error(f"{path}: got {value!r:.40}, expected true or false")
-    if not is_speculators:
+    if not kind.is_speculators:
         return True, False, "default: sliding layers causal, full layers not"
     value = facts.raw("sliding_window_non_causal")
+    if value is None and kind.family is Family.DFLASH2:
+        return False, False, "default of speculators' dflash2: sliding_window_non_causal true"
     if value is None:
         if has_sliding:
             facts.warnings.append(

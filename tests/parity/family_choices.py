@@ -76,8 +76,8 @@ def dspark(kind: Kind, markov: str | None, *, confidence: str = "markov", row: i
 
 
 def dflash(kind: Kind, *, row: int = 1, config: Mapping[str, Any] | None = None) -> Choice:
-    is_second = kind is Kind.ZLAB_DFLASH2
-    body = "spec" if kind is Kind.SPECULATORS_DFLASH else "flat"
+    is_second = kind.value.endswith("dflash2")
+    body = "spec" if kind.value.startswith("speculators") else "flat"
     means: dict[str, Any] = {"family": "dflash2" if is_second else "dflash", "drafts_from_row": row}
     if is_second:
         means |= {"top_k": 5, "conv_group": 8}
@@ -99,6 +99,9 @@ HEADS_AXIS = {
         Kind.SPECULATORS_DFLASH, row=0, config={"sample_from_anchor": True, **AS_SPECULATED}
     ),
     "dflash2": dflash(Kind.ZLAB_DFLASH2),
+    "dflash2, speculators": dflash(
+        Kind.SPECULATORS_DFLASH2, config={"sliding_window_non_causal": False}
+    ),
     "dspark without a head": dspark(Kind.DEEPSPEC_DFLASH, None, confidence="none"),
     "dspark, vanilla": dspark(Kind.DEEPSPEC_DSPARK, "vanilla"),
     "dspark, gated": dspark(Kind.DEEPSPEC_DSPARK, "gated"),

@@ -59,6 +59,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     "Llama": {
+        "head_dim": 16,  # heads side by side are wider than the residual stream
         "tie_word_embeddings": True,
         "rope_parameters": LLAMA3,
         "attention_bias": True,

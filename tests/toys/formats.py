@@ -54,7 +54,7 @@ def drafter_config(toy: ToyDrafter) -> dict[str, Any]:
     """Return a drafter's config.json."""
     if toy.kind in (Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2):
         return _zlab_config(toy)
-    if toy.kind in (Kind.SPECULATORS_DFLASH, Kind.SPECULATORS_DSPARK):
+    if toy.kind.value.startswith("speculators"):
         return _speculators_config(toy)
     return _deepspec_config(toy)
 
@@ -176,7 +176,7 @@ def _deepspec_config(toy: ToyDrafter) -> dict[str, Any]:
 
 
 def _speculators_config(toy: ToyDrafter) -> dict[str, Any]:
-    is_dspark = toy.family == "dspark"
+    is_dspark, is_second = toy.family == "dspark", toy.family == "dflash2"
     samples = is_dspark and toy.sample_from_anchor
     body = _body(toy)
     greedy = {
@@ -185,8 +185,9 @@ def _speculators_config(toy: ToyDrafter) -> dict[str, Any]:
         "accept_tolerance": 0.0,
         "verifier_accept_k": 1,
     }
+    heads = {"dspark": "DSpark", "dflash": "DFlash", "dflash2": "DFlash2"}
     return {
-        "architectures": ["DSparkDraftModel" if is_dspark else "DFlashDraftModel"],
+        "architectures": [f"{heads[toy.family]}DraftModel"],
         "speculators_model_type": toy.family,
         "speculators_version": "0.9.0",
         "speculators_config": {
@@ -200,11 +201,12 @@ def _speculators_config(toy: ToyDrafter) -> dict[str, Any]:
         "draft_vocab_size": _draft_vocab(toy),
         "mask_token_id": toy.mask_token_id,
         "sample_from_anchor": samples,
-        "sliding_window_non_causal": False,
+        "sliding_window_non_causal": is_second,
         "target_hidden_size": None,
         "tie_word_embeddings": False,
         "dtype": toy.dtype,
         **(_dspark_keys(toy, rank=toy.markov_rank) if is_dspark else {}),
+        **({**CONV, **SELECTOR} if is_second else {}),
         "transformer_layer_config": body,
     }
 
@@ -270,7 +272,7 @@ def _qwen3_layer(toy: ToyTarget | ToyDrafter, *, has_bias: bool) -> Shapes:
 
 def _drafter_layer(toy: ToyDrafter) -> Shapes:
     shapes = _qwen3_layer(toy, has_bias=toy.attention_bias)
-    if toy.kind is Kind.ZLAB_DFLASH2:
+    if toy.family == "dflash2":
         taps, groups = CONV["conv_kernel_size"], toy.hidden_size // CONV["conv_group_size"]
         for site in ("attention_conv", "mlp_conv"):
             shapes[f"{site}.base_kernel"] = (2, taps, toy.hidden_size)

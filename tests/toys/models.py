@@ -21,6 +21,7 @@ class Kind(str, Enum):
     DEEPSPEC_DSPARK = "deepspec-dspark"
     DEEPSPEC_GEMMA4 = "deepspec-gemma4"
     SPECULATORS_DFLASH = "speculators-dflash"
+    SPECULATORS_DFLASH2 = "speculators-dflash2"
     SPECULATORS_DSPARK = "speculators-dspark"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.toys.formats import drafter_config
-from tests.toys.models import REMOVED, ToyDrafter
+from tests.toys.models import REMOVED, Kind, ToyDrafter
 from tests.unit.export.right_answer_rows import (
     BODY,
     DFLASH2,
@@ -144,7 +144,29 @@ CONFIG_ROWS: dict[str, Same] = {
         toy={"overrides": {"is_causal": True}},
         config={"is_causal": REMOVED, "dflash_config.causal": True},
     ),
+    "windows of speculators' second family by default": Same(
+        kind=Kind.SPECULATORS_DFLASH2,
+        toy={"sliding_window": 3},
+        config={"sliding_window_non_causal": REMOVED},
+    ),
     # heads
+    "keys of a head that is not there": Same(
+        kind=Kind.SPECULATORS_DFLASH2,
+        config={
+            "projector_type": "dflash",
+            "pure_draft_prefix_len": 1,
+            "emb_dim": 256,
+            "gru_hidden_dim": 1024,
+            "lambda_base_start": 1.0,
+            "lambda_base_decay_ratio": 1.0,
+            "auf": False,
+            "shift_label": False,
+        },
+    ),
+    "candidate keys in dflash_config": Same(
+        kind=Kind.SPECULATORS_DFLASH2,
+        config={"selector_top_k": REMOVED, "dflash_config": {"selector_top_k": 5}},
+    ),
     "head keys in dspark_config": Same(
         kind=DSPARK,
         config={

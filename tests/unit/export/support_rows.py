@@ -44,5 +44,4 @@ REFUSED: dict[str, tuple[str, str]] = {
 UNTRIED: dict[str, str] = {
     "z-lab gemma-4 drafters": "read with the target's scale and cap; dimensions are not documented",
     "z-lab gpt-oss, Kimi-K2, GLM-5, MiniMax, Llama drafters": "dimensions are not documented",
-    "RedHatAI `.dflash2`": "layout is not documented",
 }

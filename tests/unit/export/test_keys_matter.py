@@ -16,6 +16,7 @@ from tests.toys.toys import write_drafter
 from tests.unit.export.test_right_answers import rounds_of
 
 ZLAB, DFLASH2, DSPARK = Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2, Kind.DEEPSPEC_DSPARK
+SPEC2 = Kind.SPECULATORS_DFLASH2
 GEMMA, SPEC = Kind.DEEPSPEC_GEMMA4, Kind.SPECULATORS_DFLASH
 WINDOWS = {"sliding_window": 3}
 SWA = {"dflash_config.use_swa": True, "dflash_config.swa_window_size": 3}
@@ -35,6 +36,11 @@ ROWS: dict[str, tuple[Kind, Mapping[str, Any], Mapping[str, Any]]] = {
     "causal full layers, nested": (ZLAB, {}, {"dflash_config.causal": True}),
     "sliding layers both ways": (ZLAB, WINDOWS, {"is_causal": False}),
     "speculators' windows both ways": (SPEC, WINDOWS, {"sliding_window_non_causal": True}),
+    "windows of speculators' second family one way": (
+        SPEC2,
+        WINDOWS,
+        {"sliding_window_non_causal": False},
+    ),
     "use_swa": (ZLAB, {}, SWA),
     "another window": (ZLAB, WINDOWS, {"sliding_window": 4}),
     "speculators' window at the top": (
@@ -75,6 +81,7 @@ ROWS: dict[str, tuple[Kind, Mapping[str, Any], Mapping[str, Any]]] = {
     "another soft cap": (GEMMA, {}, {"final_logit_softcapping": 4.0}),
     "value scale": (ZLAB, {}, {"attention_value_scale": 0.6}),
     "candidates": (DFLASH2, {}, {"dflash_config.selector_top_k": 2}),
+    "candidates at the top": (SPEC2, {}, {"selector_top_k": 2}),
     "partial rotary of Gemma-4": (
         GEMMA,
         {},
