@@ -25,11 +25,16 @@ from tests.parity.slow_rope import SlowRope
         (1e4, 64, 4096, {"beta_fast": 48.0, "beta_slow": 2.0, "truncate": False}),
         (1e4, 64, 4096, {"attention_factor": 1.25}),
         (1e4, 64, 4096, {"mscale": 0.7, "mscale_all_dim": 1.2}),
+        (1e4, 64, 4096, {"mscale": 0.7}),  # one of the two alone says nothing
+        (1e4, 64, 4096, {"beta_fast": 4.0, "beta_slow": 4.0, "truncate": False}),  # a step
+        (1e4, 64, 4096, {"factor": 1.0}),
+        (1e4, 64, 4096, {"original_max_position_embeddings": None}),  # the declared length then
     ],
 )
 def test_yarn_is_exact_where_its_bounds_show(
-    theta: float, dim: int, original: int, extra: dict[str, float]
+    theta: float, dim: int, original: int, extra: dict[str, float | None]
 ) -> None:
+    facts = {"factor": 4.0, "original_max_position_embeddings": original, **extra}
     spec = RopeSpec(
         layout=RopeLayout.NEOX,
         theta=theta,
@@ -37,17 +42,9 @@ def test_yarn_is_exact_where_its_bounds_show(
         rotary_dim=dim,
         head_dim=dim,
         max_position_embeddings=4 * original,
-        factor=4.0,
-        original_max_position_embeddings=original,
-        **extra,  # type: ignore[arg-type]
+        **facts,  # type: ignore[arg-type]
     )
-    parameters = {
-        "rope_type": "yarn",
-        "rope_theta": theta,
-        "factor": 4.0,
-        "original_max_position_embeddings": original,
-        **extra,
-    }
+    parameters = {"rope_type": "yarn", "rope_theta": theta, **facts}
     slow = SlowRope(parameters=parameters, head_dim=dim, max_position=4 * original)
     frequencies, factor = inverse_frequencies(spec)
     want = np.array([slow.frequency(i, original) for i in range(dim // 2)])

@@ -15,7 +15,15 @@ from draftrt.runtime.backends.base import Arrays
 from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.decoding.proposal import DraftDistribution, Sampler, propose, realised
+from draftrt.runtime.decoding.proposal import (
+    DraftDistribution,
+    Proposal,
+    Sampler,
+    confident_length,
+    propose,
+    realised,
+    sampler_of,
+)
 from draftrt.signature import Signature, TensorSpec, check_feeds
 
 SAMPLED = DecodeOptions(max_tokens=6, temperature=0.8, proposal="sampled", seed=4)
@@ -177,3 +185,31 @@ def test_only_a_temperature_makes_drafts_draws(
     if options.is_greedy:
         text = [token for one in rounds for token in one.token_ids]
         assert text == toy.greedy([1, 2], 6)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "is_drawn"), [(0.0, False), (0.9e-3, False), (1e-3, True), (0.04, True)]
+)
+def test_drafts_are_drawn_from_a_thousandth_on(temperature: float, is_drawn: bool) -> None:
+    rng = np.random.default_rng(0)
+    found = sampler_of(DecodeOptions(temperature=temperature, proposal="sampled"), rng)
+    assert (found is not None) is is_drawn
+    assert found is None or (found.temperature, found.rng) == (temperature, rng)
+    assert sampler_of(DecodeOptions(temperature=temperature), rng) is None
+
+
+@pytest.mark.parametrize(
+    ("threshold", "length"),
+    [(0.0, 4), (0.125, 4), (0.25, 4), (0.375, 3), (0.5, 3), (0.625, 1), (0.75, 1), (0.875, 0)],
+)
+def test_a_draft_as_sure_as_the_threshold_is_verified(threshold: float, length: int) -> None:
+    sure = np.array([0.75, 0.5, 0.75, 0.25], np.float32)
+    q = DraftDistribution(probabilities=np.full((4, 2), 0.5))
+    whole = Proposal(token_ids=np.array([5, 6, 7, 8]), confidences=sure, distribution=q)
+    assert confident_length(whole, threshold) == length
+    first = whole.head(length)
+    assert first.token_ids.tolist() == [5, 6, 7, 8][:length]
+    assert first.confidences is not None
+    assert first.confidences.tolist() == sure[:length].tolist()
+    assert first.distribution is q
+    assert confident_length(replace(whole, confidences=None), threshold) == 4
