@@ -14,6 +14,18 @@ from typing import Protocol
 from draftrt.dtypes import BY_NAME
 from draftrt.errors import FeedError, SpecError
 
+# What stages call the tensors that they hand each other.
+ANCHOR, TARGET_HIDDEN, CONTEXT_LENGTH = "anchor", "target_hidden", "context_length"
+INPUT_IDS, LOGIT_ROWS = "input_ids", "logit_rows"
+DRAFT_IDS, CONFIDENCE = "draft_ids", "confidence"
+NEXT_IDS, LOGITS, FEATURES = "next_ids", "logits", "features"
+PAST, PRESENT = "past_", "present_"  # how a cache's name begins, as an input and as an output
+
+
+def cache_names(beginning: str, layer: int) -> tuple[str, str]:
+    """Return the names of a layer's keys and values; `PAST` and `PRESENT` are the beginnings."""
+    return f"{beginning}key_{layer}", f"{beginning}value_{layer}"
+
 
 class ArrayLike(Protocol):
     """Anything with a NumPy-style shape and dtype."""

@@ -4,7 +4,7 @@ Used by every check on the command line and in the tests; docs/accuracy.md says 
 found. A difference is judged against ``atol + rtol * m`` with m the largest finite magnitude in the
 expected array: rounding errors of a matrix product scale with the largest terms, not with the
 element that they happen to hit. Beside it stands what a decoder notices: choices, distributions,
-directions (`draftrt.validate.compare.measures`).
+directions (`draftrt.compare.measures`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from draftrt.backends import ONNXRUNTIME, PLANNED
 from draftrt.errors import BackendError
+from draftrt.signature import CONFIDENCE, DRAFT_IDS, FEATURES, PAST, PRESENT
 from draftrt.spec import Precision
 
 CACHE = "cache"  # every past and present K/V
-IDS = ("draft_ids", "draft_vocab_ids", "candidates", "candidate_ids", "vocabulary_ids")
+IDS = (DRAFT_IDS, "draft_vocab_ids", "candidates", "candidate_ids", "vocabulary_ids")
 LOGITS = ("base_logits", "logits")
-VALUES = ("hidden", *LOGITS, "confidence", "candidate_scores", CACHE)
+VALUES = ("hidden", FEATURES, *LOGITS, CONFIDENCE, "candidate_scores", CACHE)
 INT8_KERNELS = "onnxruntime's int8 kernels"  # products of int4 and int8 weights as the runtime runs
 RECORD = "record"  # a graph against float32 answers of the unrounded checkpoint
 
@@ -51,6 +56,11 @@ class Limit:
     norm: float = float("inf")
     reason: str
 
+    def allowed(self, want: NDArray[Any]) -> float:
+        """Return what an element may be off, by the largest finite magnitude of an array."""
+        finite = np.abs(want[np.isfinite(want)])
+        return self.atol + self.rtol * float(finite.max(initial=0.0))
+
 
 Entries = dict[tuple[str, Precision, str], Limit]
 
@@ -72,7 +82,7 @@ def entries(
     return {(backend, precision, name): one for backend in backends for name, one in found.items()}
 
 
-_EXACT = Limit(reason="float32 paths differ by 1e-5; the smallest gaps between logits are 100 x")
+EXACT = Limit(reason="float32 paths differ by 1e-5; the smallest gaps between logits are 100 x")
 _FP32 = Limit(
     atol=2e-5,
     rtol=2e-5,
@@ -192,7 +202,7 @@ FP16_AGAINST_FP32 = Limit(
     agreement=0.99, reason="float16 must lose nothing but near ties to the same weights in float32"
 )
 LIMITS: Entries = {
-    **entries([ONNXRUNTIME], Precision.FP32, ids=_EXACT, logits=_FP32_LOGITS, values=_FP32),
+    **entries([ONNXRUNTIME], Precision.FP32, ids=EXACT, logits=_FP32_LOGITS, values=_FP32),
     **entries([ONNXRUNTIME], Precision.FP16, ids=_FP16_IDS, logits=_FP16_LOGITS, values=_FP16),
     **entries([ONNXRUNTIME], Precision.BF16, ids=_TWIN_IDS, logits=_FP32_LOGITS, values=_FP32),
     **{
@@ -223,7 +233,7 @@ def limit_of(backend: str, precision: Precision, output: str) -> Limit:
     Raises:
         BackendError: the table has no such pair of backend and precision.
     """
-    kind = CACHE if output.startswith(("past_", "present_")) else output
+    kind = CACHE if output.startswith((PAST, PRESENT)) else output
     if (backend, precision, kind) not in LIMITS:
         pairs = sorted({f"{name} {p.value}" for name, p, _ in LIMITS})
         raise BackendError(

@@ -1,52 +1,91 @@
-"""The gate for large models: every layer by its structure, a few whole, the vocabulary by blocks.
+"""The gate of a draft graph: whole where it is small, else layer by layer.
 
-Of every weight rows are compared with the checkpoint (`draftrt.export.check.onnx_file`), and each
-layer's nodes with those of the first layer of its kind (`draftrt.export.check.same_layers`). What
-one
-layer of a kind computes, all of them do, so two rounds are computed for each kind: with nothing
-before it on its first layer, and in the longest context on its last, each between the graph's own
-beginning and end, on ONNX Runtime and by the PyTorch module. Of the vocabulary's tables a round
-takes a block of rows: the first or the last.
+Of every weight of a large one rows are compared with the checkpoint
+(`draftrt.export.check.onnx_file`), and each layer's nodes with those of the first layer of its kind
+(`draftrt.export.check.same_layers`). What one layer of a kind computes, all of them do, so two
+rounds are computed for each kind: with nothing before it on its first layer, and in the longest
+context on its last, each between the graph's own beginning and end, on ONNX Runtime and by the
+PyTorch module. Of the vocabulary's tables a round takes a block of rows: the first or the last.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from torch import nn
 
-from draftrt.export.check.compare import (
-    CHOSEN_FROM,
-    TOLERANCE,
-    Feeds,
-    _compare,
-    check_finite,
-    compare_round,
-    relative_gap,
-    round_differs,
-    run_module,
-    run_session,
-)
+from draftrt.compare.ties import CHOSEN_FROM
+from draftrt.export.check.compare import Arrays, compare_rounds
 from draftrt.export.check.extent import TABLES, Rows
-from draftrt.export.check.feeds import random_caches, round_feeds, walk_to_compare
-from draftrt.export.check.layer_samples import Sample, compare_samples, rows_for, samples
+from draftrt.export.check.feeds import random_caches, round_feeds, rounds_to_check, walk_to_compare
+from draftrt.export.check.layer_samples import BothSides, Sample, compare_samples, samples
 from draftrt.export.check.lazy_weights import LazyWeights
+from draftrt.export.check.reference import reference_module
 from draftrt.export.check.same_layers import check_same_layers
 from draftrt.export.checkpoint.tensors import GraphTensor
-from draftrt.export.graph.float32 import widened, write_float32_twin
-from draftrt.export.graph.layers import state_name
+from draftrt.export.graph.float32 import runnable, widened
 from draftrt.export.models.drafter import Drafter, SampledDrafter
 from draftrt.export.models.shapes import PREFIX as ROPE
 from draftrt.export.models.shapes import tensor_shapes
-from draftrt.export.models.signature import Walk
-from draftrt.export.weights.overflow import is_finite
-from draftrt.signature import Signature
+from draftrt.export.models.signature import NOISE
+from draftrt.signature import PAST, PRESENT, Signature, cache_names
 from draftrt.spec import DrafterSpec, Precision, VocabMap
+
+
+def check_graph(
+    path: Path,
+    spec: DrafterSpec,
+    tensors: Mapping[str, GraphTensor],
+    signature: Signature,
+    precision: Precision,
+    max_context: int,
+) -> list[str]:
+    """Run the graph on ONNX Runtime against its module.
+
+    Args:
+        path: ONNX file.
+        spec: the drafter.
+        tensors: the graph's weights.
+        signature: of the graph.
+        precision: of the graph.
+        max_context: rows of each cache.
+
+    Returns:
+        One line a round.
+
+    Raises:
+        ExportError: an id, confidence or cache row differs beyond the precision's limit.
+    """
+    what = f"{precision.value} graph"
+    if precision is Precision.BF16:
+        what += " as its float32 twin"
+        tensors = {name: widened(tensor) for name, tensor in tensors.items()}
+    with runnable(path, precision) as (file, computed):
+        walk = walk_to_compare(signature, computed)
+        module = reference_module(
+            spec, tensors, extra_outputs=CHOSEN_FROM, is_sampled=walk is not None
+        )
+        shape = (1, spec.num_kv_heads, max_context, spec.head_dim)
+        past, present = (
+            [name for layer in range(spec.num_layers) for name in cache_names(beginning, layer)]
+            for beginning in (PAST, PRESENT)
+        )
+        caches = dict(zip(past, random_caches([shape] * len(past), computed), strict=True))
+        rng = np.random.default_rng(0)
+        rounds = (
+            (sizes, round_feeds(spec, rng, new_rows=sizes[1], context_length=sizes[0], walk=walk))
+            for sizes in rounds_to_check(spec, max_context)
+        )
+        names, block = (*module.outputs, *present), spec.block_size
+        compared = compare_rounds(file, module, names, caches, rounds, computed, block)
+        return [
+            f"{what}: context {length} + {rows} rows, same ids and caches as PyTorch"
+            for (length, rows), _ in compared
+        ]
 
 
 def check_draft_sampled(
@@ -74,135 +113,59 @@ def check_draft_sampled(
 
     Raises:
         ExportError: a weight's bytes differ, a layer's nodes are not those of its kind, or ids,
-            confidences or caches are beyond the tolerance.
+            confidences or caches are beyond their limits.
     """
-    computed = Precision.FP32 if precision is Precision.BF16 else precision
-    shape = (1, spec.num_kv_heads, max_context, spec.head_dim)
-    both = _DrafterSides(
-        f"{path.name}, ",
-        spec,
-        tensors,
-        computed,
-        ", in float32" if precision is Precision.BF16 else "",
-        walk_to_compare(signature, computed),
-        random_caches([shape, shape], computed),
-    )
+    both = _DrafterSides(f"{path.name}, ", spec, tensors, signature, precision, max_context)
     check_nodes = partial(check_same_layers, path, spec.layers)
-    todo = both.samples(max_context)
-    return compare_samples(path, tensors, todo, spec.num_layers, TABLES, both, check_nodes, written)
+    return compare_samples(path, tensors, both.samples(), TABLES, both, check_nodes, written)
 
 
-@dataclass(frozen=True, slots=True)
-class _DrafterSides:
-    """One layer of a drafter by its module and by its graph.
+class _DrafterSides(BothSides):
+    """One layer of a drafter by its module and by its graph."""
 
-    Attributes:
-        where: for messages.
-        spec: the drafter.
-        tensors: its weights.
-        precision: what is computed in.
-        note: about that, for the lines.
-        walk: how a sampled graph chooses.
-        caches: keys and values, of every round.
-    """
+    def __init__(
+        self,
+        where: str,
+        spec: DrafterSpec,
+        tensors: Mapping[str, GraphTensor],
+        signature: Signature,
+        precision: Precision,
+        max_context: int,
+    ) -> None:
+        super().__init__(where, spec.num_layers, precision, max_context, block=spec.block_size)
+        self._spec, self._tensors = spec, tensors
+        self._walk = walk_to_compare(signature, self.precision)
 
-    where: str
-    spec: DrafterSpec
-    tensors: Mapping[str, GraphTensor]
-    precision: Precision
-    note: str
-    walk: Walk | None
-    caches: list[Any]
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-
-    def samples(self, max_context: int) -> list[Sample]:
+    def samples(self) -> list[Sample]:
         """Return what is computed: an empty context, and the longest."""
-        rounds = [(0, 1), (max_context - self.spec.block_size - 2, 2)]
-        rows = self.tensors["lm_head.weight"].shape[0]
-        todo = samples(self.spec.layers, rounds, rows)
-        if self.walk is None or self.spec.vocab_map is VocabMap.IDENTITY:
+        rounds = [(0, 1), (self.max_context - self.block - 2, 2)]
+        rows = self._tensors["lm_head.weight"].shape[0]
+        todo = samples(self._spec.layers, rounds, rows)
+        if self._walk is None or self._spec.vocab_map is VocabMap.IDENTITY:
             return todo
         return [replace(sample, block=Rows(0, rows)) for sample in todo]  # it tells all their ids
 
-    def feed(self, sample: Sample) -> Feeds:
+    def feed(self, sample: Sample) -> Arrays:
         """Return the inputs of a round but the caches."""
         length, count = sample.length, sample.count
-        feeds: Feeds = dict(
-            round_feeds(self.spec, self.rng, new_rows=count, context_length=length, walk=self.walk)
+        feeds = round_feeds(
+            self._spec, self.rng, new_rows=count, context_length=length, walk=self._walk
         )
-        if "noise" in feeds and self.spec.selector is None:
-            feeds["noise"] = feeds["noise"][..., : len(sample.block)].copy()
+        if NOISE in feeds and self._spec.selector is None:
+            feeds[NOISE] = feeds[NOISE][..., : len(sample.block)].copy()
         return feeds
 
-    def want(self, sample: Sample, feeds: Feeds) -> dict[str, Any]:
-        """Return what the module makes of them, of the caches the rows in use."""
-        block = sample.block
-        cut = {name: (name, block.start, block.stop) for name in TABLES}
-        kind = Drafter if self.walk is None else SampledDrafter
-        weights = LazyWeights(self.tensors, sample.layer, cut=cut)
-        one = self._one(sample)
-        module = kind(one, weights, extra_outputs=CHOSEN_FROM, with_states=True)
-        used = self._used(sample)
-        caches = rows_for(self.caches, used)
-        found = run_module(module.eval(), feeds, caches)
-        if self.precision is Precision.FP16 and not is_finite(found["caches"]):
-            names = [*tensor_shapes(one), *(name for name in self.tensors if name.startswith(ROPE))]
-            read = kind(one, weights.whole(names), extra_outputs=CHOSEN_FROM, with_states=True)
-            where, layer = f"{self.where}context {sample.length}", sample.layer
-            check_finite(read.eval(), feeds, caches, found, self.precision, where, layer=layer)
-        *written, _, found["state"] = found["caches"]
-        found["caches"] = [cache[:, :, :used].copy() for cache in written]
-        return found
+    def cache_shape(self, layer: int) -> tuple[int, int]:
+        """Return the heads of a layer's keys and values, and the size of each."""
+        return self._spec.num_kv_heads, self._spec.head_dim
 
-    def run(self, sample: Sample, session: Any, feeds: Feeds) -> tuple[Feeds, list[Any]]:
-        """Return what the graph makes of them, and the caches, the rows in use."""
-        used = self._used(sample)
-        got, caches = run_session(session, feeds, rows_for(self.caches, used))
-        return got, [cache[:, :, :used].copy() for cache in caches]
-
-    def compare(self, sample: Sample, want: dict[str, Any], got: tuple[Feeds, list[Any]]) -> str:
-        """Compare the two; return a line about it."""
-        found, caches = got
-        what = f"layer {sample.layer} of {self.spec.num_layers}, vocabulary rows {sample.block}"
-        sizes = (sample.length, sample.count)
-        name, one = self.where + what, self._one(sample)
-        compare_round(name, one, want, found, caches, sizes, self.precision)
-        gap = relative_gap(want["state"], found[state_name(sample.layer)])
-        if not gap <= TOLERANCE[self.precision]:
-            error = f"the layer's result by {gap:.2e} (relative to its largest value)"
-            raise round_differs(name, sizes, error)
-        where = f"context {sample.length} + {sample.count} rows"
-        return f"{what}, {where}: same as PyTorch{self.note}"
-
-    def _used(self, sample: Sample) -> int:
-        return sample.length + sample.count + self.spec.block_size
-
-    def _one(self, sample: Sample) -> DrafterSpec:
-        return replace(self.spec, layers=(self.spec.layers[sample.layer],), num_layers=1)
-
-
-def check_graph(
-    path: Path,
-    spec: DrafterSpec,
-    tensors: Mapping[str, GraphTensor],
-    signature: Signature,
-    precision: Precision,
-    max_context: int,
-) -> list[str]:
-    """Run the graph on ONNX Runtime against its module.
-
-    Returns:
-        One line a round: what was compared and the largest difference.
-
-    Raises:
-        ExportError: an id, confidence or cache row differs beyond the precision's tolerance.
-    """
-    if precision is Precision.BF16:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".twin-") as folder:
-            twin = Path(folder) / path.name
-            write_float32_twin(path, twin)
-            wide = {name: widened(tensor) for name, tensor in tensors.items()}
-            what = "bf16 graph as its float32 twin"
-            return _compare(twin, spec, wide, signature, Precision.FP32, max_context, what)
-    what = f"{precision.value} graph"
-    return _compare(path, spec, tensors, signature, precision, max_context, what)
+    def module(self, sample: Sample, *, reads_all: bool = False) -> tuple[nn.Module, Sequence[str]]:
+        """Return the module of one layer, and the names of its outputs before the caches."""
+        one = replace(self._spec, layers=(self._spec.layers[sample.layer],), num_layers=1)
+        cut = {name: (name, sample.block.start, sample.block.stop) for name in TABLES}
+        weights = LazyWeights(self._tensors, sample.layer, cut=cut)
+        kind = Drafter if self._walk is None else SampledDrafter
+        names = [*tensor_shapes(one), *(name for name in self._tensors if name.startswith(ROPE))]
+        read = weights.whole(names) if reads_all else weights
+        made = kind(one, read, extra_outputs=CHOSEN_FROM, with_states=True)
+        return made.eval(), made.outputs

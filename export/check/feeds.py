@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftrt.export.models.signature import NOISE, Walk, num_choices
-from draftrt.signature import Signature
-from draftrt.spec import DrafterSpec, Precision
+from draftrt.signature import (
+    ANCHOR,
+    CONTEXT_LENGTH,
+    INPUT_IDS,
+    LOGIT_ROWS,
+    TARGET_HIDDEN,
+    Signature,
+)
+from draftrt.spec import DecoderSpec, DrafterSpec, Precision
 
 
 def rounds_to_check(spec: DrafterSpec, max_context: int) -> list[tuple[int, int]]:
@@ -29,7 +37,7 @@ def round_feeds(
     context_length: int,
     scale: float = 1.0,
     walk: Walk | None = None,
-) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+) -> dict[str, NDArray[Any]]:
     """Return random feeds of one round, caches not included.
 
     Args:
@@ -41,21 +49,41 @@ def round_feeds(
         walk: how a sampled graph chooses; None for a graph without noise.
     """
     ids = spec.target_vocab_size or spec.input_vocab_size
-    feeds: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {
-        "anchor": rng.integers(0, ids, size=(1,), dtype=np.int64),
-        "target_hidden": (scale * rng.standard_normal((1, new_rows, spec.feature_size))).astype(
+    feeds: dict[str, NDArray[Any]] = {
+        ANCHOR: rng.integers(0, ids, size=(1,), dtype=np.int64),
+        TARGET_HIDDEN: (scale * rng.standard_normal((1, new_rows, spec.feature_size))).astype(
             np.float32
         ),
-        "context_length": np.array([context_length], dtype=np.int64),
+        CONTEXT_LENGTH: np.array([context_length], dtype=np.int64),
     }
     shape = (1, spec.num_draft_tokens, num_choices(spec))
     if walk == "greedy":
-        feeds["noise"] = np.zeros(shape, np.float32)
+        feeds[NOISE] = np.zeros(shape, np.float32)
         feeds["inverse_temperature"] = np.ones(1, np.float32)
     elif walk == "drawn":
-        feeds["noise"] = rng.gumbel(size=shape).astype(np.float32)
+        feeds[NOISE] = rng.gumbel(size=shape).astype(np.float32)
         feeds["inverse_temperature"] = rng.uniform(0.5, 2.0, size=1).astype(np.float32)
     return feeds
+
+
+def target_rounds(max_context: int) -> list[tuple[int, int]]:
+    """Return (context length, new rows) of a target's calls: a prompt, a token, and the longest."""
+    first = min(9, max_context - 4)
+    return [(0, first), (first, 1), (max_context - 3, 3)]
+
+
+def target_feeds(
+    spec: DecoderSpec, rng: np.random.Generator, *, new_rows: int, context_length: int
+) -> dict[str, NDArray[Any]]:
+    """Return random feeds of one call of a target, caches not included.
+
+    Every row is asked for, the last first, and the first one twice.
+    """
+    return {
+        INPUT_IDS: rng.integers(0, spec.vocab_size, size=(1, new_rows), dtype=np.int64),
+        CONTEXT_LENGTH: np.array([context_length], dtype=np.int64),
+        LOGIT_ROWS: np.array([*range(new_rows - 1, -1, -1), 0], dtype=np.int64),
+    }
 
 
 def walk_to_compare(signature: Signature, precision: Precision) -> Walk | None:

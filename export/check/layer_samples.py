@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from draftrt.export.check.compare import open_session
+from draftrt.export.check.compare import (
+    Arrays,
+    check_finite,
+    compare_outputs,
+    open_bare,
+    rows_in_use,
+    run_module,
+    run_session,
+)
 from draftrt.export.check.extent import Rows, row_blocks
+from draftrt.export.check.feeds import random_caches
 from draftrt.export.check.one_layer import write_one_layer
 from draftrt.export.check.onnx_file import check_weights
 from draftrt.export.checkpoint.tensors import GraphTensor
+from draftrt.export.graph.layers import EMBEDDING, state_name
+from draftrt.export.weights.overflow import is_finite
 from draftrt.onnx_session import load_onnxruntime
+from draftrt.signature import PAST, PRESENT, cache_names
+from draftrt.spec import Precision
 
 SPARE_ROWS = 64
 
@@ -60,20 +75,90 @@ def samples(
     return made
 
 
-class BothSides(Protocol):
-    """A model's single layers, by its PyTorch module and by its graph."""
+class BothSides(ABC):
+    """A model's single layers, by its PyTorch module and by its graph.
 
-    def feed(self, sample: Sample) -> Any:
-        """Return what a sample is computed from."""
+    Attributes:
+        where: for messages.
+        num_layers: of the model.
+        precision: what is computed in.
+        max_context: rows of each cache.
+        block: rows that a round writes behind the new ones.
+        note: for the lines.
+        rng: source of what is fed.
+    """
 
-    def want(self, sample: Sample, feeds: Any) -> Any:
+    def __init__(
+        self,
+        where: str,
+        num_layers: int,
+        precision: Precision,
+        max_context: int,
+        *,
+        block: int = 0,
+    ) -> None:
+        self.where, self.num_layers, self.block = where, num_layers, block
+        self.precision = Precision.FP32 if precision is Precision.BF16 else precision
+        self.note = ", in float32" if precision is Precision.BF16 else ""
+        self.max_context = max_context
+        self.rng = np.random.default_rng(0)
+        self._caches: dict[tuple[int, ...], list[NDArray[Any]]] = {}
+
+    @abstractmethod
+    def feed(self, sample: Sample) -> Arrays:
+        """Return what a sample is computed from but the caches."""
+
+    @abstractmethod
+    def cache_shape(self, layer: int) -> tuple[int, int]:
+        """Return the heads of a layer's keys and values, and the size of each."""
+
+    @abstractmethod
+    def module(self, sample: Sample, *, reads_all: bool = False) -> tuple[nn.Module, Sequence[str]]:
+        """Return the module of one layer, its weights read where used, and its outputs' names.
+
+        It returns the caches behind those, and the residual streams before and behind the layer.
+        """
+
+    def fed(self, sample: Sample) -> Arrays:
+        """Return all inputs of a sample, of the caches the rows in use and some more."""
+        groups, dim = self.cache_shape(sample.layer)
+        shape = (1, groups, self.max_context, dim)
+        if shape not in self._caches:
+            self._caches[shape] = random_caches([shape, shape], self.precision)
+        rows = rows_for(self._caches[shape], self._used(sample))
+        names = cache_names(PAST, sample.layer)
+        return self.feed(sample) | dict(zip(names, rows, strict=True))
+
+    def want(self, sample: Sample, feeds: Arrays) -> Arrays:
         """Return what the module makes of it; called in another thread."""
+        module, outputs = self.module(sample)
+        written = cache_names(PRESENT, sample.layer)
+        names = (*outputs, *written, EMBEDDING, state_name(sample.layer))
+        found = run_module(module, feeds, names)
+        if self.precision is Precision.FP16 and not is_finite(found.values()):
+            where, layer = f"{self.where}context {sample.length}", sample.layer
+            read, _ = self.module(sample, reads_all=True)
+            check_finite(read, feeds, found, self.precision, where, layer=layer)
+        return self._kept(sample, found)
 
-    def run(self, sample: Sample, session: Any, feeds: Any) -> Any:
+    def run(self, sample: Sample, session: Any, feeds: Arrays) -> Arrays:
         """Return what the graph of the sample's layer makes of it."""
+        return self._kept(sample, run_session(session, feeds))
 
-    def compare(self, sample: Sample, want: Any, got: Any) -> str:
+    def compare(self, sample: Sample, want: Arrays, got: Arrays) -> str:
         """Compare the two; return a line about it."""
+        what = f"layer {sample.layer} of {self.num_layers}, vocabulary rows {sample.block}"
+        sizes = (sample.length, sample.count)
+        gap = compare_outputs(self.where + what, want, got, sizes, self.precision)
+        where = f"context {sample.length} + {sample.count} rows"
+        return f"{what}, {where}: same as PyTorch{self.note}, worst {gap:.1e}"
+
+    def _kept(self, sample: Sample, found: Arrays) -> Arrays:
+        used = self._used(sample)
+        return {name: rows_in_use(array, used).copy() for name, array in found.items()}
+
+    def _used(self, sample: Sample) -> int:
+        return sample.length + sample.count + self.block
 
 
 def rows_for(caches: Sequence[NDArray[Any]], used: int) -> list[NDArray[Any]]:
@@ -85,7 +170,6 @@ def compare_samples(
     path: Path,
     tensors: Mapping[str, GraphTensor],
     todo: Sequence[Sample],
-    num_layers: int,
     tables: Collection[str],
     both: BothSides,
     check_nodes: Callable[[], list[str]],
@@ -97,7 +181,6 @@ def compare_samples(
         path: ONNX file of all layers.
         tensors: its weights.
         todo: what is computed.
-        num_layers: layers of the file.
         tables: weights over the vocabulary.
         both: computes and compares.
         check_nodes: checks the file without its weights; returns lines about it.
@@ -107,7 +190,7 @@ def compare_samples(
         One line for all weights, those lines, and one for each sample.
     """
     with _one_thread(), ThreadPoolExecutor(1, thread_name_prefix="check") as pool:
-        feeds = [both.feed(sample) for sample in todo]
+        feeds = [both.fed(sample) for sample in todo]
         want = [pool.submit(both.want, *one) for one in zip(todo, feeds, strict=True)]
         try:
             load_onnxruntime()  # while weights are still written
@@ -116,9 +199,9 @@ def compare_samples(
             count, got = check_weights(path, tensors), []
             lines = [f"rows of all {count} weights are the checkpoint's", *about_nodes]
             for sample, fed in zip(todo, feeds, strict=True):
-                about = {"num_layers": num_layers, "rows": sample.block, "tables": tables}
+                about = {"num_layers": both.num_layers, "rows": sample.block, "tables": tables}
                 with _one_layer_file(path, layer=sample.layer, **about) as small:
-                    got.append(both.run(sample, open_session(small, path.parent), fed))
+                    got.append(both.run(sample, open_bare(small, path.parent), fed))
             for sample, wanted, found in zip(todo, want, got, strict=True):
                 lines.append(both.compare(sample, wanted.result(), found))
         finally:

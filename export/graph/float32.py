@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 from draftrt.export.checkpoint.tensors import GraphTensor, from_tensor
 from draftrt.export.graph.files import load_whole
 from draftrt.export.weights.quantized import QuantizedRef, RequantizedRef
+from draftrt.spec import Precision
 
 
 def widened(tensor: GraphTensor) -> GraphTensor:
@@ -22,6 +26,29 @@ def widened(tensor: GraphTensor) -> GraphTensor:
     content = tensor.source.read().to(torch.bfloat16).float()
     ref = from_tensor(tensor.name, content)
     return GraphTensor(tensor.name, tensor.shape, "float32", ref)
+
+
+@contextmanager
+def runnable(
+    path: Path, precision: Precision, scratch: Path | None = None
+) -> Iterator[tuple[Path, Precision]]:
+    """Give a graph that ONNX Runtime's CPU provider can run, and the precision it computes in.
+
+    That is the file itself, or for a while the float32 twin of a bf16 graph: the same nodes with
+    every bfloat16 type replaced and the bfloat16 weights widened.
+
+    Args:
+        path: the graph.
+        precision: of the graph.
+        scratch: takes the twin; None for the folder of ``path``.
+    """
+    if precision is not Precision.BF16:
+        yield path, precision
+        return
+    with tempfile.TemporaryDirectory(dir=scratch or path.parent, prefix=".twin-") as folder:
+        twin = Path(folder) / path.name
+        write_float32_twin(path, twin)
+        yield twin, Precision.FP32
 
 
 def write_float32_twin(source: Path, path: Path) -> None:

@@ -6,9 +6,9 @@ into it without a copy. Does not know what the graph computes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 
 from draftrt.errors import BackendError, BundleError
 from draftrt.lifecycle import Closing
-from draftrt.onnx_session import load_onnxruntime
+from draftrt.onnx_session import (
+    AS_WRITTEN,
+    CPU,
+    INT8,
+    QUANTISED_PRODUCTS,
+    load_onnxruntime,
+    open_session,
+)
 from draftrt.runtime.backends.base import Arrays, fed_signature
 from draftrt.signature import Signature, cache_specs, check_feeds
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-# How ONNX Runtime's CPU kernels multiply with int4 and int8 weights. Rounding the activations to
-# int8, in blocks of 32, is its default and what makes them fast: 6 and 3 times float32 products.
-QUANTISED_PRODUCTS = "session.qdq_matmulnbits_accuracy_level"
-AS_WRITTEN, INT8 = "1", "4"
+PROVIDERS = {"cpu": CPU, "cuda": "CUDAExecutionProvider"}
 GROWTH_ROWS = 64
 SHRINK_AT = 4  # times as many rows as are wanted
 MAX_PLANS = 24
@@ -51,6 +54,7 @@ class OrtSession(Closing):
         can_grow: bool = False,
         maps_weights: bool = False,
         is_exact: bool = False,
+        content: bytes | None = None,
     ) -> None:
         """Load a graph and make its caches.
 
@@ -68,6 +72,7 @@ class OrtSession(Closing):
                 one file share, in place of a packed copy, which is faster.
             is_exact: multiply with quantised weights as the graph says, with activations as they
                 are, to be compared; it is slower.
+            content: of another graph over the weights of ``model``, which runs in its place.
 
         Raises:
             BackendError: onnxruntime is missing, has no such provider here, or refuses the graph.
@@ -78,9 +83,14 @@ class OrtSession(Closing):
         self.device = device
         self._signature = signature
         self._fed = fed_signature(signature)
-        self._session = _load(
-            self._runtime, model, PROVIDERS.get(device, ""), threads, maps_weights, is_exact
-        )
+        settings = {QUANTISED_PRODUCTS: AS_WRITTEN if is_exact else INT8}
+        if maps_weights:
+            # Folding would keep a float32 copy of every 16-bit weight: the CPU has no such products
+            settings |= {
+                "session.disable_prepacking": "1",
+                "optimization.disable_specified_optimizers": "ConstantFolding",
+            }
+        self._session = _load(model, content, PROVIDERS[device], threads, settings)
         _check_names(self._session, signature, model)
         self._specs = cache_specs(signature)
         self._most_rows = int(self._specs[0].shape[2]) if self._specs else 0
@@ -114,6 +124,11 @@ class OrtSession(Closing):
             np.copyto(buffer, feeds[name])
         self._session.run_with_iobinding(plan.binding)
         return {name: buffer.copy() for name, buffer in plan.outputs.items()}
+
+    def caches(self) -> dict[str, NDArray[Any]]:
+        """Return a copy of every cache, by the name of the output that it is."""
+        named = {tensor.alias: tensor.name for tensor in self._signature.outputs if tensor.alias}
+        return {named[name]: cache.numpy().copy() for name, cache in self._caches.items()}
 
     def cache_address(self, name: str) -> int:
         """Return the address of a cache's buffer; it changes only when the cache grows."""
@@ -192,29 +207,21 @@ def _check_device(signature: Signature, device: str) -> None:
 
 
 def _load(
-    runtime: ModuleType,
-    model: Path,
-    provider: str,
-    threads: int,
-    maps_weights: bool,
-    is_exact: bool,
+    model: Path, content: bytes | None, provider: str, threads: int, settings: Mapping[str, str]
 ) -> Any:
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    if maps_weights:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        # It would keep a float32 copy of every 16-bit weight: the CPU has no 16-bit products.
-        options.add_session_config_entry(
-            "optimization.disable_specified_optimizers", "ConstantFolding"
-        )
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry(QUANTISED_PRODUCTS, AS_WRITTEN if is_exact else INT8)
+    runtime = load_onnxruntime()
     if not model.is_file():
         raise BackendError(f"{model}: no such file")
     errors = runtime.capi.onnxruntime_pybind11_state
+    weights = None if content is None else model.parent
     try:
-        session = runtime.InferenceSession(str(model), options, providers=[provider])
+        session = open_session(
+            model if content is None else content,
+            weights,
+            settings=settings,
+            provider=provider,
+            threads=threads,
+        )
     except (
         errors.Fail,
         errors.InvalidArgument,

@@ -49,7 +49,7 @@ def same_rounds(bundle: Bundle, session: TrtSession, *, rounds: int, walk: Any =
             feeds = round_feeds(spec, rng, new_rows=rows, context_length=length, walk=walk)
             noise = {name: feeds[name] for name in list(feeds)[3:]} or None
             anchor, features = int(feeds["anchor"][0]), feeds["target_hidden"]
-            got, want = (one.draft(anchor, features, noise) for one in pair)  # type: ignore[arg-type]
+            got, want = (one.draft(anchor, features, noise) for one in pair)
             equal += int((got["draft_ids"] == want["draft_ids"]).sum())
             total += want["draft_ids"].size
             if "confidence" in want and (got["draft_ids"] == want["draft_ids"]).all():

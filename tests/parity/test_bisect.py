@@ -23,6 +23,7 @@ from draftrt.spec import Precision
 from draftrt.validate.bisect.graph import Graph
 from draftrt.validate.bisect.rounds import ReferenceRound, reference_rounds
 from draftrt.validate.bisect.search import Search
+from draftrt.validate.rounds.plan import PlannedRound
 from tests.parity.planted_graphs import PLANTS, Change, Plant
 from tests.toys.models import Kind, ToyDrafter, ToyTarget
 from tests.toys.toys import write_drafter, write_target
@@ -61,7 +62,8 @@ def bundle(folder: Path) -> Bundle:
 @pytest.fixture(scope="session")
 def rounds(bundle: Bundle) -> list[ReferenceRound]:
     module, entry = module_from_bundle(bundle), bundle.graph("draft")
-    plan = [(0, 5), (5, 1), (6, 4), (10, 30)]
+    sizes = [(0, 5), (5, 1), (6, 4), (10, 30)]
+    plan = [PlannedRound(context_length=a, new_rows=b) for a, b in sizes]
     return reference_rounds(module, entry, plan, rows=64, precision=entry.precision)
 
 

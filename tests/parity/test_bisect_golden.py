@@ -17,6 +17,7 @@ from draftrt.validate.bisect.rounds import reference_rounds
 from draftrt.validate.bisect.search import Search
 from draftrt.validate.records.cases import read_case
 from draftrt.validate.records.golden import case_target
+from draftrt.validate.rounds.plan import PlannedRound
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("bisect")]
@@ -39,7 +40,8 @@ def check(folder: Path, name: str, precision: Precision, profile: Profile) -> No
     tensors = draft_tensors(loaded.spec, loaded.tensors, precision, ROWS)
     module = reference_module(loaded.spec, tensors)
     room = ROWS - loaded.spec.block_size
-    plan = [(0, 5), (5, 1), (6, 3), (9, room - 9)]
+    sizes = [(0, 5), (5, 1), (6, 3), (9, room - 9)]
+    plan = [PlannedRound(context_length=a, new_rows=b) for a, b in sizes]
     rounds = reference_rounds(module, entry, plan, rows=ROWS, precision=precision)
     for file in (entry.file, entry.flexible):
         graph = Graph(folder / file)

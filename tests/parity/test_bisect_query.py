@@ -20,6 +20,7 @@ from draftrt.spec import Precision
 from draftrt.validate.bisect.graph import Graph
 from draftrt.validate.bisect.rounds import ReferenceRound, reference_rounds
 from draftrt.validate.bisect.search import Divergence, Search
+from draftrt.validate.rounds.plan import PlannedRound
 from tests.parity.planted_graphs import constant, insert, reading, set_attribute
 from tests.toys.models import Kind, ToyDrafter, ToyTarget
 from tests.toys.toys import write_drafter, write_target
@@ -53,7 +54,8 @@ def clean(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     options = ExportOptions(max_context=48, target_graph=False)
     bundle = Bundle.open(export_bundle(draft, target, folder / "bundle", options))
     entry = bundle.graph("draft")
-    plan = [(0, 5), (5, 1), (6, 4)]
+    sizes = [(0, 5), (5, 1), (6, 4)]
+    plan = [PlannedRound(context_length=a, new_rows=b) for a, b in sizes]
     module = module_from_bundle(bundle)
     rounds = reference_rounds(module, entry, plan, rows=48, precision=entry.precision)
     model = onnx.load(str(bundle.file(entry.file)), load_external_data=False)

@@ -74,7 +74,6 @@ def test_a_graph_does_what_its_module_does(
     assert {one["graph"] for one in found["rounds"]} == {"draft.onnx", "draft.flexible.onnx"}
     fixed = [one for one in found["rounds"] if one["graph"] == "draft.onnx"]
     assert [one["context_length"] for one in fixed if not one["context_length"]] == [0, 0]
-    assert {one["capacity"] for one in fixed} == {64}
     last = fixed[-1]
     assert last["context_length"] + last["new_rows"] + toy.block_size == 64
     outputs = {one["output"]: one for one in last["outputs"]}

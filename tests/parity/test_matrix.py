@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 from draftrt.cli import group
+from draftrt.compare.arrays import Finding
 from draftrt.spec import Precision
-from draftrt.validate.compare.arrays import Finding
 from draftrt.validate.records.cases import read_case
 from draftrt.validate.records.files import RecordError
 from draftrt.validate.records.golden import case_target

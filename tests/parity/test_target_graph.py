@@ -19,8 +19,8 @@ from draftrt.cli import group
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.weights.quantize import dequantize, quantize_rows
+from draftrt.onnx_session import AS_WRITTEN, QUANTISED_PRODUCTS
 from draftrt.quantization import parse_quantization, part_of
-from draftrt.runtime.backends.ort import AS_WRITTEN, QUANTISED_PRODUCTS
 from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import open_graph

@@ -80,7 +80,7 @@ AT_IMPORT = {
 }
 # The same for the files of the command line.
 AT_IMPORT_OF_COMMANDS = {"click"}
-COMMANDS = {"cli.py", "cli_options.py", "failure_cli.py", "prompt_options.py", "verify.py"}
+COMMANDS = {"cli.py", "cli_options.py", "failure_cli.py", "prompt_options.py"}
 # What loads PyTorch when it is imported: these, and nothing else of the package.
 LOADS_TORCH = {
     "export/check": {
@@ -202,7 +202,8 @@ def violations(folder: str, name: str, text: str) -> list[str]:
 def product_files(root: Path) -> list[Path]:
     """Every Python file of the product, none of them through the links in `draftrt/`."""
     staged = [path for stage in STAGES for path in (root / stage).rglob("*.py")]
-    return sorted([*(root / "draftrt").glob("*.py"), *staged])
+    spine = [*(root / "draftrt").glob("*.py"), *(root / "draftrt" / "compare").glob("*.py")]
+    return sorted([*spine, *staged])
 
 
 def place_of(path: Path, root: Path) -> tuple[str, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,36 +152,21 @@ def _fresh_module(bundle: Bundle, fresh: Fresh, *, is_wide: bool) -> Drafter:
     )
 
 
-@contextmanager
-def _runnable(bundle: Bundle, file: str, precision: Precision) -> Iterator[Path]:
-    """Give a graph that ONNX Runtime can run: the file itself, or for a while its twin."""
-    if precision is not Precision.BF16:
-        yield bundle.file(file)
-        return
-    from draftrt.export.graph.float32 import write_float32_twin
-
-    with tempfile.TemporaryDirectory(prefix="draftrt-bisect-") as folder:
-        twin = Path(folder) / file
-        write_float32_twin(bundle.file(file), twin)
-        yield twin
-
-
 def _search_file(
     bundle: Bundle, facts: FileFindings, module: Drafter, num_rounds: int
 ) -> GraphSearch:
+    from draftrt.export.graph.float32 import runnable
+
     spec, entry, file = module.spec, bundle.graph("draft"), facts.file
-    precision = Precision.FP32 if entry.precision is Precision.BF16 else entry.precision
     windows = [layer.window for layer in spec.layers if layer.window is not None]
     reach = min(entry.max_context, max([0, *windows]) + 2 * spec.block_size + ROOM)
-    plan = [(one.context_length, one.new_rows) for one in plan_rounds(spec, reach, num_rounds)]
-    rounds = reference_rounds(
-        module,
-        entry,
-        plan,
-        rows=entry.max_context if file == entry.file else reach,
-        precision=precision,
-    )
-    with _runnable(bundle, file, entry.precision) as path:
+    rows = entry.max_context if file == entry.file else reach
+    with (
+        tempfile.TemporaryDirectory(prefix="draftrt-bisect-") as folder,
+        runnable(bundle.file(file), entry.precision, Path(folder)) as (path, precision),
+    ):
+        plan = plan_rounds(spec, reach, num_rounds)
+        rounds = reference_rounds(module, entry, plan, rows=rows, precision=precision)
         search = Search(
             graph=Graph(path), rounds=rounds, spec=spec, precision=precision, edits=facts.nodes
         )

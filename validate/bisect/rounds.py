@@ -10,16 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.manifest import GraphEntry
-from draftrt.onnx_session import load_onnxruntime, point_to_weights
-from draftrt.runtime.backends.ort import AS_WRITTEN, QUANTISED_PRODUCTS
+from draftrt.onnx_session import (
+    AS_WRITTEN,
+    QUANTISED_PRODUCTS,
+    onnxruntime_errors,
+    open_session,
+)
 from draftrt.spec import Precision
 from draftrt.validate.bisect.graph import Graph
-from draftrt.validate.bisect.module import RecordedPlace, Values, to_array, watched
-from draftrt.validate.rounds.runners import onnxruntime_errors
+from draftrt.validate.bisect.module import RecordedPlace, Values, watched
+from draftrt.validate.rounds.plan import PlannedRound, feeds_of
 
 if TYPE_CHECKING:
     from draftrt.export.models.drafter import Drafter
@@ -47,7 +50,7 @@ class ReferenceRound:
 def reference_rounds(
     module: Drafter,
     entry: GraphEntry,
-    plan: Sequence[tuple[int, int]],
+    plan: Sequence[PlannedRound],
     *,
     rows: int,
     precision: Precision,
@@ -57,37 +60,34 @@ def reference_rounds(
     Args:
         module: as it was traced.
         entry: its graph's entry in the manifest.
-        plan: (context length, new rows) of each round; a length of 0 starts a sequence.
+        plan: its rounds; a context length of 0 starts a sequence.
         rows: rows of the caches.
         precision: element type of the caches.
     """
-    import torch
+    from draftrt.export.check.compare import call_module, to_numpy
+    from draftrt.export.check.feeds import empty_caches
 
-    from draftrt.export.check.feeds import empty_caches, round_feeds, walk_to_compare
-
-    rng = np.random.default_rng(0)
-    walk = walk_to_compare(entry.signature, entry.precision)
     caches = empty_caches(module.spec, precision, rows)
-    names = [tensor.name for tensor in entry.signature.inputs][-len(caches) :]
+    past = [tensor.name for tensor in entry.signature.inputs][-len(caches) :]
+    present = [tensor.name for tensor in entry.signature.outputs if tensor.alias]
     found = []
-    for length, new_rows in plan:
-        if length == 0:
+    for one, feeds in zip(plan, feeds_of(module.spec, entry, plan), strict=True):
+        if one.context_length == 0:
             caches = empty_caches(module.spec, precision, rows)
-        feeds = round_feeds(module.spec, rng, new_rows=new_rows, context_length=length, walk=walk)
-        pasts = {name: cache.numpy() for name, cache in zip(names, caches, strict=True)}
-        inputs = [torch.from_numpy(np.ascontiguousarray(feeds[name])) for name in module.inputs]
-        with torch.no_grad(), watched(module) as values:
-            out = module(*inputs, *caches)
-        count = len(module.outputs)
-        for name, tensor in zip(module.outputs, out[:count], strict=True):
-            values[RecordedPlace(name, 0)] = to_array(tensor)
-        valid = length + new_rows + module.spec.block_size
+        held = dict(zip(past, caches, strict=True))
+        inputs = {name: feeds[name] for name in module.inputs}
+        with watched(module) as values:
+            out = call_module(module, inputs | held, (*module.outputs, *present))
+        values |= {RecordedPlace(name, 0): to_numpy(out[name]) for name in module.outputs}
         found.append(
             ReferenceRound(
-                feeds={**feeds, **pasts}, context_length=length, valid=valid, values=values
+                feeds={**feeds, **{name: cache.numpy() for name, cache in held.items()}},
+                context_length=one.context_length,
+                valid=one.context_length + one.new_rows + module.spec.block_size,
+                values=values,
             )
         )
-        caches = list(out[count:])
+        caches = [out[name] for name in present]
     return found
 
 
@@ -121,21 +121,16 @@ class MarkedGraph:
     def _open(self, names: Iterable[str]) -> Any:
         import onnx
 
-        onnxruntime = load_onnxruntime()
         model = onnx.ModelProto()
         model.CopyFrom(self._graph.model)
         there = {*self._graph.output_names, *self._graph.input_names}
         model.graph.output.extend(
             onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in there
         )
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        options.add_session_config_entry(QUANTISED_PRODUCTS, AS_WRITTEN)
-        mapped = point_to_weights(options, self._graph.path.parent)
         self.num_sessions += 1
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        return open_session(
+            model.SerializeToString(),
+            self._graph.path.parent,
+            settings={QUANTISED_PRODUCTS: AS_WRITTEN},
+            log_severity_level=3,
         )
-        del mapped  # which it needed until now
-        return session

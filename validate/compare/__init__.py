@@ -1,1 +1,1 @@
-"""What "the same" means: arrays, ties, measures, and a checkpoint's own tensors."""
+"""What in a bundle differs from its checkpoint now, and tables of it for people."""

@@ -9,7 +9,6 @@ more as the runtime runs them, with limits of their own.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,11 +18,12 @@ from typing import TYPE_CHECKING
 from draftrt.backends import BACKENDS, ONNXRUNTIME, require
 from draftrt.bundle import Bundle
 from draftrt.bundle_files import Verify
+from draftrt.compare.arrays import Finding
+from draftrt.compare.measures import Judge, Measure
 from draftrt.errors import BackendError
+from draftrt.onnx_session import onnxruntime_errors
 from draftrt.spec import Precision
 from draftrt.tolerances import INT8_KERNELS, Limit, limit_of
-from draftrt.validate.compare.arrays import Finding
-from draftrt.validate.compare.measures import Judge, Measure
 from draftrt.validate.parity.variants import Subject, reference_of, subjects_of
 from draftrt.validate.rounds.plan import (
     DEFAULT_ROUNDS,
@@ -33,7 +33,7 @@ from draftrt.validate.rounds.plan import (
     windows_beyond,
     windows_of,
 )
-from draftrt.validate.rounds.runners import RoundRunner
+from draftrt.validate.rounds.runners import RoundRunner, SessionRounds
 
 if TYPE_CHECKING:
     from draftrt.export.manifest_graphs import FileFindings
@@ -109,8 +109,8 @@ def check_parity(
     from draftrt.export.manifest_graphs import compare_with_facts
 
     files = compare_with_facts(bundle, "draft")
-    with tempfile.TemporaryDirectory(prefix="draftrt-parity-") as folder:
-        subjects = subjects_of(bundle, backend, Path(folder))
+    planned = plan_rounds(spec, entry.max_context, num_rounds)
+    with subjects_of(bundle, backend) as subjects:
         judges = {
             kind: _judge(bundle, backend, [one for one in subjects if one.as_run is kind])
             for kind in dict.fromkeys(subject.as_run for subject in subjects)
@@ -118,9 +118,6 @@ def check_parity(
         rounds: list[PlannedRound] = []
         findings: list[dict[str, Finding]] = []
         for subject in subjects:
-            planned = plan_rounds(spec, entry.max_context, num_rounds)
-            if subject.is_fixed:
-                planned = [replace(one, capacity=entry.max_context) for one in planned]
             findings += _compare(bundle, subject, backend, planned, judges[subject.as_run])
             rounds += [replace(one, graph=subject.label) for one in planned]
     return ParityReport(
@@ -179,10 +176,10 @@ def _compare(
     from polygraphy.logger import G_LOGGER
 
     spec, entry = bundle.drafter(), bundle.graph("draft")
-    capacities = [one.capacity for one in rounds if one.context_length == 0]
     with ExitStack() as stack:
         stack.enter_context(G_LOGGER.verbosity(G_LOGGER.CRITICAL))
-        graph = stack.enter_context(subject.open(capacities))
+        stack.enter_context(onnxruntime_errors(f"{bundle.path}: its draft graph"))
+        graph = SessionRounds(stack.enter_context(subject.open()), spec.block_size)
         common = (subject.signature, subject.outputs, spec.block_size)
         runners = [
             RoundRunner(REFERENCE, *common, lambda: reference_of(bundle, backend)),

@@ -17,12 +17,12 @@ import numpy as np
 
 from draftrt.bundle import Bundle
 from draftrt.bundle_files import Verify
+from draftrt.compare.arrays import Finding
+from draftrt.compare.measures import Judge
 from draftrt.errors import UnsupportedError
 from draftrt.runtime.prompts import Form, Request
 from draftrt.spec import Precision
 from draftrt.tolerances import FP16_AGAINST_FP32, LARGEST_FEATURE
-from draftrt.validate.compare.arrays import Finding
-from draftrt.validate.compare.measures import Judge
 from draftrt.validate.compare.tables import render
 from draftrt.validate.rounds.module import ReferenceRounds
 from draftrt.validate.rounds.plan import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftrt.compare.arrays import Finding
+from draftrt.compare.measures import Measure
 from draftrt.tolerances import CACHE, IDS
-from draftrt.validate.compare.arrays import Finding
-from draftrt.validate.compare.measures import Measure
 from draftrt.validate.compare.tables import limited, render
 from draftrt.validate.parity.parity import AS_RUN, REFERENCE, ParityReport
 
@@ -55,7 +55,6 @@ def as_json(report: ParityReport) -> dict[str, Any]:
         "rounds": [
             {
                 "graph": planned.graph,
-                "capacity": planned.capacity,
                 "context_length": planned.context_length,
                 "new_rows": planned.new_rows,
                 "outputs": [finding.to_json() for finding in named.values()],

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from draftrt.backends import require
 from draftrt.bundle import Bundle
 from draftrt.errors import ExportError
+from draftrt.onnx_session import onnxruntime_errors
 from draftrt.quantization import TARGET
 from draftrt.spec import Precision
-from draftrt.validate.rounds.runners import onnxruntime_errors
 
 if TYPE_CHECKING:
     from draftrt.export.manifest_graphs import FileFindings

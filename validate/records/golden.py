@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.backends import ONNXRUNTIME
+from draftrt.compare.arrays import Finding, compare_ids, compare_values
+from draftrt.compare.measures import Judge, Measure
 from draftrt.errors import DraftrtError, SpecError
 from draftrt.spec import DrafterSpec, Precision, TargetSpec
 from draftrt.tolerances import RECORD, Limit, golden_limit, limit_of
-from draftrt.validate.compare.arrays import Finding, compare_ids, compare_values
-from draftrt.validate.compare.measures import Judge, Measure
 from draftrt.validate.records.cases import ID_ARRAYS, CaseRound, GoldenCase, read_case
 from draftrt.validate.records.quantized import (
     AS_RUN,

@@ -18,14 +18,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from draftrt.bundle import Bundle, hash_files, write_manifest
+from draftrt.compare.arrays import Finding
+from draftrt.compare.measures import Measure
 from draftrt.errors import DraftrtError
 from draftrt.files import sha256_of
 from draftrt.manifest import Manifest
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import Precision
 from draftrt.tolerances import golden_limit
-from draftrt.validate.compare.arrays import Finding
-from draftrt.validate.compare.measures import Measure
 from draftrt.validate.parity.parity import ParityReport, check_parity
 from draftrt.validate.records.cases import GoldenCase, read_case, recorded_hashes
 from draftrt.validate.records.files import RecordError
@@ -249,17 +249,16 @@ def _export(loaded: LoadedDrafter, folder: Path, precision: Precision, context: 
 def _against_record(case: GoldenCase, bundle: Bundle) -> dict[str, Finding | Measure]:
     """Draft the recorded rounds with the graph, and in bf16 with PyTorch's own kernels too."""
     from draftrt.export.check.reference import module_from_bundle
-    from draftrt.export.graph.float32 import write_float32_twin
+    from draftrt.export.graph.float32 import runnable
     from draftrt.runtime.backends.ort import OrtSession
     from draftrt.runtime.decoding.drafter import DraftSession
     from draftrt.validate.parity.variants import run_signature
 
     entry, spec = bundle.graph("draft"), bundle.drafter()
-    path = bundle.file(entry.file)
-    if entry.precision is Precision.BF16:
-        path = path.with_name("twin.onnx")
-        write_float32_twin(bundle.file(entry.file), path)
-    with OrtSession(path, run_signature(entry)) as session:
+    with (
+        runnable(bundle.file(entry.file), entry.precision) as (path, _),
+        OrtSession(path, run_signature(entry)) as session,
+    ):
         draft = DraftSession(spec, session).draft
         if entry.precision is Precision.FP32:
             limit = golden_limit(case.name, case.tolerance)

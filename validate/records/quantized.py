@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.backends import ONNXRUNTIME
+from draftrt.compare.arrays import Finding, compare_ids, compare_values
 from draftrt.lifecycle import Closing
 from draftrt.signature import Signature, cache_specs
 from draftrt.spec import DecoderSpec, Precision
 from draftrt.tolerances import Limit
-from draftrt.validate.compare.arrays import Finding, compare_ids, compare_values
 from draftrt.validate.records.files import RecordError
 
 if TYPE_CHECKING:

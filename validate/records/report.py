@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from draftrt.compare.arrays import Finding, worst_of
+from draftrt.compare.measures import Measure
 from draftrt.errors import DraftrtError, ParityError
-from draftrt.validate.compare.arrays import Finding, worst_of
-from draftrt.validate.compare.measures import Measure
 from draftrt.validate.compare.tables import limited, render
 from draftrt.validate.parity.parity import ParityReport
 from draftrt.validate.parity.report import as_json as parity_json

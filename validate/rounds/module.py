@@ -1,24 +1,18 @@
-"""The PyTorch module as something that drafts rounds, and as a session of the runtime.
+"""A drafter's PyTorch module as something that drafts rounds, and as a session of the runtime.
 
-The PyTorch module as something that drafts rounds: NumPy in, NumPy out, caches carried.
-
-Knows how a drafter is called, not what it computes.
-
-A drafter's PyTorch module as a session of the runtime, so that the runtime's loop can drive it.
-
-Used to record what the module does, without an export.
+NumPy in, NumPy out, caches carried. Knows how a drafter is called, not what it computes. As a
+session the runtime's loop drives it: that records what the module does, without an export.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.lifecycle import Closing
-from draftrt.signature import Signature, check_feeds
+from draftrt.signature import CONTEXT_LENGTH, PAST, PRESENT, Signature, cache_names, check_feeds
 from draftrt.spec import Precision
 
 if TYPE_CHECKING:
@@ -55,7 +49,7 @@ class ReferenceRounds:
             refuses_overflow: end with an error where float16 overflows, for then nothing can be
                 compared.
         """
-        self._refuses_overflow = refuses_overflow and precision is Precision.FP16
+        self._refuses_overflow = refuses_overflow
         self.outputs = module.outputs
         self._module = module
         self._precision = precision
@@ -76,47 +70,23 @@ class ReferenceRounds:
         Raises:
             ExportError: float16 overflows, and that was to be refused; names the tensor.
         """
-        import torch
-
+        from draftrt.export.check.compare import call_module, check_finite, to_numpy
         from draftrt.export.check.feeds import empty_caches
 
-        if int(feeds["context_length"][0]) == 0:
+        length = int(feeds[CONTEXT_LENGTH][0])
+        if length == 0:
             self._caches = empty_caches(self._module.spec, self._precision, self._max_context)
-        inputs = [
-            torch.from_numpy(np.ascontiguousarray(feeds[name])) for name in self._module.inputs
-        ]
-        with torch.no_grad():
-            out = self._module(*inputs, *self._caches)
+        fed: dict[str, NDArray[Any] | Tensor] = {name: feeds[name] for name in self._module.inputs}
+        fed |= {f"{PAST}{index}": cache for index, cache in enumerate(self._caches)}
+        layers = range(len(self._caches) // 2)
+        present = [name for layer in layers for name in cache_names(PRESENT, layer)]
+        out = call_module(self._module, fed, (*self.outputs, *present))
+        named = {name: to_numpy(tensor) for name, tensor in out.items()}
         if self._refuses_overflow:
-            self._check(inputs, out, int(feeds["context_length"][0]))
-        count = len(self.outputs)
-        self._caches = list(out[count:])
-        named = {
-            name: _to_numpy(tensor) for name, tensor in zip(self.outputs, out[:count], strict=True)
-        }
-        for index in range(len(self._caches) // 2):
-            named[f"present_key_{index}"] = _to_numpy(self._caches[2 * index])
-            named[f"present_value_{index}"] = _to_numpy(self._caches[2 * index + 1])
+            where = f"the draft graph's module, context {length}"
+            check_finite(self._module, fed, named, self._precision, where)
+        self._caches = [out[name] for name in present]
         return named
-
-    def _check(self, inputs: Sequence[Tensor], out: Sequence[Tensor], length: int) -> None:
-        from draftrt.export.weights.overflow import is_finite, overflow_in
-
-        if is_finite(one.numpy() for one in out):
-            return
-        where = f"the draft graph's module, context {length}"
-        error = overflow_in(self._module, lambda: self._module(*inputs, *self._caches), where)
-        if error is not None:
-            raise error
-
-
-def _to_numpy(tensor: Tensor) -> NDArray[Any]:
-    import torch
-
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.float()
-    array: NDArray[Any] = tensor.numpy()
-    return array
 
 
 Feeds = Mapping[str, NDArray[Any]]

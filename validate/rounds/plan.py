@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from draftrt.bundle import Bundle
 from draftrt.manifest import GraphEntry
+from draftrt.quantization import DRAFT, TARGET
 from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.load import open_graph
 from draftrt.runtime.prompts import Form, Request, encode_prompt, length_problem
 from draftrt.runtime.targets.base import TargetRows
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.runtime.text import load_tokenizer
+from draftrt.signature import ANCHOR, TARGET_HIDDEN
 from draftrt.spec import DrafterSpec
 
 SHORT = 5  # context of the short sequence's first round
@@ -32,13 +34,11 @@ class PlannedRound:
     Attributes:
         context_length: rows committed before it; 0 starts a sequence.
         new_rows: T, rows of new context.
-        capacity: rows of the caches.
         graph: ONNX file, or what else computes.
     """
 
     context_length: int
     new_rows: int
-    capacity: int
     graph: str = ""
 
 
@@ -46,18 +46,13 @@ def plan_rounds(spec: DrafterSpec, max_context: int, num_rounds: int) -> list[Pl
     """Return the rounds of a short sequence, then of one that fills all rows of the caches.
 
     After a sequence's first round the number of new rows goes through one (no draft was
-    accepted), half the drafts and all of them; rounds that would not fit are left out. The
-    capacity of each is what its sequence needs.
+    accepted), half the drafts and all of them; rounds that would not fit are left out.
     """
     room = max_context - spec.block_size
     wanted = rows_that_fit(spec, num_rounds - 1, room)
     left = room - sum(wanted)
     return [
-        PlannedRound(
-            context_length=sum(rows[:index]),
-            new_rows=count,
-            capacity=sum(rows) + spec.block_size,
-        )
+        PlannedRound(context_length=sum(rows[:index]), new_rows=count)
         for rows in [[first, *wanted] for first in sorted({min(SHORT, left), left})]
         for index, count in enumerate(rows)
     ]
@@ -92,12 +87,12 @@ def windows_beyond(spec: DrafterSpec, rounds: Sequence[PlannedRound]) -> tuple[i
 
 
 def feeds_of(
-    spec: DrafterSpec, entry: GraphEntry, rounds: Sequence[PlannedRound]
+    spec: DrafterSpec, entry: GraphEntry, rounds: Sequence[PlannedRound], *, seed: int = 0
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the feeds of each round, always the same ones."""
     from draftrt.export.check.feeds import round_feeds, walk_to_compare
 
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     walk = walk_to_compare(entry.signature, entry.precision)
     for one in rounds:
         length = one.context_length
@@ -149,8 +144,8 @@ def real_rounds(
     drafts = bundle.drafter().num_draft_tokens
     wanted = list(islice(cycle((1, 1 + drafts // 2, 1 + drafts)), num_rounds - 1))
     _check_room(bundle, prompts, ids, sum(wanted))
-    with open_graph(bundle, "target") as session:
-        target = GraphTarget(session, bundle.graph("target").max_context)
+    with open_graph(bundle, TARGET) as session:
+        target = GraphTarget(session, bundle.graph(TARGET).max_context)
         for prompt_ids in ids:
             target.rollback(0)
             rows = target.prefill(np.array(prompt_ids, np.int64))
@@ -167,33 +162,25 @@ def real_rounds(
 
 
 def _real(rows: TargetRows, features: NDArray[np.float32]) -> Feeds:
-    return {"anchor": rows.token_ids[-1:].copy(), "target_hidden": features}
+    return {ANCHOR: rows.token_ids[-1:].copy(), TARGET_HIDDEN: features}
 
 
 def random_rounds(bundle: Bundle, num_rounds: int) -> Iterator[Feeds]:
     """Yield the feeds of a short sequence and of one that fills the caches, of random features."""
-    entry = bundle.graph("draft")
+    entry = bundle.graph(DRAFT)
     for one in plan_rounds(bundle.drafter(), entry.max_context, num_rounds):
         yield _feeds(bundle, one.new_rows, one.context_length)
 
 
 def _feeds(bundle: Bundle, new_rows: int, context_length: int) -> Feeds:
-    from draftrt.export.check.feeds import round_feeds, walk_to_compare
-
-    entry = bundle.graph("draft")
-    return round_feeds(
-        bundle.drafter(),
-        np.random.default_rng(context_length),
-        new_rows=new_rows,
-        context_length=context_length,
-        walk=walk_to_compare(entry.signature, entry.precision),
-    )
+    one = PlannedRound(context_length=context_length, new_rows=new_rows)
+    return dict(next(feeds_of(bundle.drafter(), bundle.graph(DRAFT), [one], seed=context_length)))
 
 
 def _check_room(
     bundle: Bundle, prompts: Sequence[Request], ids: Sequence[tuple[int, ...]], later: int
 ) -> None:
-    rows = bundle.graph("draft").max_context
+    rows = bundle.graph(DRAFT).max_context
     most = rows - bundle.drafter().block_size - later
     why = f"{later} more and a block follow each in caches of {rows} rows"
     if (problem := length_problem(prompts, ids, most, why)) is not None:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftrt.compare.arrays import compare_values
+from draftrt.compare.measures import Judge, Verdicts
 from draftrt.tolerances import (
     FP16_AGAINST_FP32,
     GOLDEN_ATOL,
@@ -18,8 +20,6 @@ from draftrt.tolerances import (
     Limit,
     golden_limit,
 )
-from draftrt.validate.compare.arrays import compare_values
-from draftrt.validate.compare.measures import Judge, Verdicts
 
 ALL = list(dict.fromkeys([*LIMITS.values(), FP16_AGAINST_FP32]))
 VALUE_LIMITS = [limit for limit in ALL if limit.atol or limit.rtol]

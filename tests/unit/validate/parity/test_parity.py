@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from draftrt.cli import group
+from draftrt.compare.arrays import Finding
+from draftrt.compare.measures import Judge, Measure
 from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.manifest_graphs import FileFindings
 from draftrt.signature import Signature, TensorSpec
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.tolerances import Limit
-from draftrt.validate.compare.arrays import Finding
-from draftrt.validate.compare.measures import Judge, Measure
 from draftrt.validate.parity.parity import ParityReport
 from draftrt.validate.parity.report import as_json, as_text
 from draftrt.validate.rounds.plan import PlannedRound, plan_rounds, windows_beyond, windows_of
@@ -43,7 +43,6 @@ def test_rounds_cover_none_some_and_all_accepted_short_and_to_the_last_row(
     rounds = [(one.context_length, one.new_rows) for one in plan_rounds(spec, 100, 4)]
     assert rounds[:4] == [(0, 5), (5, 1), (6, 4), (10, 8)]
     assert rounds[4:] == [(0, 79), (79, 1), (80, 4), (84, 8)]
-    assert [one.capacity for one in plan_rounds(spec, 100, 4)] == [26] * 4 + [100] * 4
 
 
 def test_a_small_cache_gets_the_rounds_that_fit(spec: DrafterSpec) -> None:
@@ -139,7 +138,7 @@ def report_of(**facts: Any) -> ParityReport:
     """A report in which everything is the same, but for what is said."""
     same = Finding(output="draft_ids", is_same=True, num_compared=4, num_equal=4)
     seen = Measure(output="hidden", name="cosine, smallest", seen=1.0, limit=0.9, is_least=True)
-    planned = PlannedRound(context_length=0, new_rows=5, capacity=9, graph="draft.onnx")
+    planned = PlannedRound(context_length=0, new_rows=5, graph="draft.onnx")
     given: dict[str, Any] = {
         "bundle": Path("b"),
         "backend": "onnxruntime",

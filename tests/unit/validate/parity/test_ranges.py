@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftrt.compare.arrays import Finding
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.tolerances import LARGEST_FEATURE
-from draftrt.validate.compare.arrays import Finding
 from draftrt.validate.parity.ranges import Point, RangeReport, as_json, as_text, record_ranges
 from draftrt.validate.records.cases import read_case
 from draftrt.validate.rounds.module import ReferenceRounds

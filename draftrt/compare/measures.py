@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.compare.arrays import Finding, compare_ids, compare_values
 from draftrt.tolerances import IDS, LOGITS, Limit
-from draftrt.validate.compare.arrays import Finding, compare_ids, compare_values
 
 ROW_OUTPUTS = (
     "draft_ids",

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.tolerances import Limit
-from draftrt.validate.compare.measures import (
+from draftrt.compare.measures import (
     Measure,
     Verdicts,
     cosine,
@@ -20,6 +19,7 @@ from draftrt.validate.compare.measures import (
     top_one,
     top_overlap,
 )
+from draftrt.tolerances import Limit
 
 Rows = list[list[float]]
 LIMIT = Limit(

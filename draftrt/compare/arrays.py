@@ -62,9 +62,7 @@ def compare_values(
     if (lost := _shape_problem(want, got)) or got is None:
         return Finding(output=output, is_same=False, worst=float("inf"), problem=lost)
     wanted, found = want.astype(np.float64), got.astype(np.float64)
-    finite = np.isfinite(wanted)
-    largest = float(np.abs(wanted[finite]).max()) if finite.any() else 0.0
-    allowed = limit.atol + limit.rtol * largest
+    allowed = limit.allowed(wanted)
     with np.errstate(invalid="ignore"):
         gap = np.where(wanted == found, 0.0, np.abs(wanted - found))
     worst = float("inf") if np.isnan(gap).any() else float(gap.max(initial=0.0))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftrt.compare.arrays import Finding, compare_ids, compare_values, worst_of
 from draftrt.tolerances import Limit
-from draftrt.validate.compare.arrays import Finding, compare_ids, compare_values, worst_of
 
 LIMIT = Limit(atol=1e-3, reason="test")
 EXACT = Limit(reason="test")

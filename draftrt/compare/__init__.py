@@ -1,0 +1,1 @@
+"""What "the same" means: arrays, near ties, and what a difference means to a decoder."""
