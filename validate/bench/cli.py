@@ -15,8 +15,8 @@ from draftrt.runtime.decoding.options import MOST_THREADS, SCHEDULES, ScheduleKi
 from draftrt.runtime.load import PORTS
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
-from draftrt.validate.bench.report import to_svg
 from draftrt.validate.bench.run import BenchSettings, run_bench
+from draftrt.validate.bench.section import to_svg
 
 
 @click.command()
@@ -111,4 +111,4 @@ def bench(
     if json_file is not None:
         write_output(json_file, json.dumps(found.to_json(), indent=1) + "\n")
     if svg_file is not None:
-        write_output(svg_file, to_svg(found))
+        write_output(svg_file, to_svg(found.to_json()))

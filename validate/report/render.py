@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from draftrt.validate.report.plots import Section, Table
+from draftrt.validate.bench.plots import Section, Table
 from draftrt.validate.report.report import BundleReport
 from draftrt.validate.report.sections import headline, sections_of
 

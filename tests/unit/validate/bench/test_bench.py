@@ -16,7 +16,8 @@ from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Round, Stats
 from draftrt.validate.bench.measure import Decoded, Own, Summary, compare
-from draftrt.validate.bench.report import BenchReport, to_svg
+from draftrt.validate.bench.report import BenchReport
+from draftrt.validate.bench.section import to_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -167,24 +168,41 @@ def test_the_figures_are_plain_json() -> None:
 
 
 def test_the_picture_is_well_formed_and_to_scale() -> None:
-    root = ElementTree.fromstring(to_svg(make_report()))
-    bars = {
-        (one.get("x"), one.get("y")): float(one.get("width", 0)) for one in root.iter(f"{SVG}rect")
-    }
-    plain, drafted = bars["70.0", "110.0"], bars["70.0", "154.0"]
-    assert drafted / plain == pytest.approx(2.0, rel=1e-3)
+    root = ElementTree.fromstring(to_svg(make_report().to_json()))
+    plots = root.findall(f"{SVG}svg")
+    speeds, *_ = plots
+    bars = [float(one.get("width", 0)) for one in speeds.iter(f"{SVG}rect")]
+    assert bars[1] / bars[0] == pytest.approx(2.0, rel=1e-3)
     assert len(list(root.iter(f"{SVG}polyline"))) == 2
     texts = [one.text for one in root.iter(f"{SVG}text")]
     for words in (
+        "Tokens a second",
         "rival & co",
-        "a round: 4.00 ms",
-        "host 0.50 ms, 12.5%",
-        "drafts kept, by position",
+        "A round's time: 4 ms",
+        "host  0.5 ms, 12.5%",
+        "Drafts kept, by position: 3.00 tokens a round over 1 rounds",
+        "behind 4256 cached tokens",
     ):
         assert words in texts
-    for one in root.iter(f"{SVG}text"):
-        assert 0 < float(one.get("x", 0)) < 960
-        assert 0 < float(one.get("y", 0)) < 640
+    boxes = [[float(one.get(key, 0)) for key in ("x", "y", "width", "height")] for one in plots]
+    _, _, width, height = map(float, str(root.get("viewBox")).split())
+    assert len(boxes) == 4
+    assert all(x >= 0 and x + w <= width and y + h <= height for x, y, w, h in boxes)
+    for index, (x, y, w, h) in enumerate(boxes):
+        for left, top, wide, high in boxes[:index]:
+            assert x >= left + wide or left >= x + w or y >= top + high or top >= y + h
+    for plot in plots:
+        _, _, width, height = map(float, str(plot.get("viewBox")).split())
+        for one in plot.iter(f"{SVG}text"):
+            assert 0 < float(one.get("x", 0)) < width
+            assert 0 < float(one.get("y", 0)) <= height
+
+
+def test_a_picture_without_drafts_or_costs_shows_the_speeds() -> None:
+    found = make_report(costs=[]).to_json()
+    found["systems"][1]["stats"] = None
+    root = ElementTree.fromstring(to_svg(found))
+    assert len(root.findall(f"{SVG}svg")) == 1
 
 
 @pytest.mark.needs("/proc/self/status")

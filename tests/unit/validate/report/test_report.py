@@ -22,8 +22,8 @@ from draftrt.provenance import Machine
 from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Stats
 from draftrt.validate.bench.measure import Summary
+from draftrt.validate.bench.plots import BOTTOM, HEIGHT, TOP, WIDTH, bars, lines, split
 from draftrt.validate.bench.report import BenchReport
-from draftrt.validate.report.plots import BOTTOM, HEIGHT, TOP, WIDTH, bars, lines, split
 from draftrt.validate.report.render import plain
 from tests.toys.models import Kind, ToyDrafter
 from tests.toys.toys import write_drafter, write_target

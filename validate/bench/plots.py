@@ -1,8 +1,7 @@
-"""What the sections of a report are made of: tables, sentences, and plots as inline SVG.
+"""What the sections of a report are made of: tables, sentences, and plots as SVG.
 
-Small plots as inline SVG: bars, a split bar, lines. Colours are those of the page's theme.
-
-Every text is escaped here. Sizes are in the units of a view box that the page scales to its width.
+Plots are inline in a page, whose style sheet colours them, or together on a `sheet` that has a
+style of its own. Every text is escaped here. Sizes are in the units of a view box.
 """
 
 from __future__ import annotations
@@ -15,6 +14,17 @@ WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 16, 38
 HEADROOM = 1.35  # above the highest line, for the names of the lines
 COLOURS = ("c1", "c2", "c3")  # classes of the style sheet
+MARGIN = 24  # about each plot of a sheet
+STYLE = """
+text { font: 11px system-ui, sans-serif; fill: #5f6770; }
+text.legend { font-size: 13px; }
+text.legend, text.value, text.heading, text.title { fill: #1c2024; }
+text.heading { font-weight: 600; } text.title { font-size: 17px; }
+.grid { stroke: #dfe3e8; }
+.c1 { fill: #0b63b5; } .c2 { fill: #c2570c; } .c3 { fill: #08775a; }
+.line { fill: none; stroke-width: 2.5; }
+.line.c1 { stroke: #0b63b5; } .line.c2 { stroke: #c2570c; } .line.c3 { stroke: #08775a; }
+"""
 
 
 def bars(
@@ -114,6 +124,52 @@ def lines(
         )
         parts.append(_text(LEFT + 28, TOP + 15 + 20 * index, name, kind="legend"))
     return _svg(label, parts)
+
+
+def rows_of_bars(label: str, values: Mapping[str, float]) -> str:
+    """Return one bar a value below its name, from zero to the largest.
+
+    Args:
+        label: what the plot shows.
+        values: name to length.
+    """
+    most = max(values.values(), default=0.0) or 1.0
+    parts: list[str] = []
+    for index, (name, value) in enumerate(values.items()):
+        y, width = 14 + 46 * index, (WIDTH - 60) * value / most
+        parts.append(_text(4, y, name, kind="legend"))
+        parts.append(
+            f'<rect class="{COLOURS[min(index, 2)]}" x="4" y="{y + 6}" width="{width:.1f}" '
+            'height="18" rx="2"/>'
+        )
+        parts.append(_text(width + 10, y + 20, f"{value:.1f}", kind="value"))
+    return _svg(label, parts, height=max(14 + 46 * len(values), 1))
+
+
+def sheet(title: str, about: str, plots: Sequence[tuple[str, str]]) -> str:
+    """Return plots as one picture, two a row, in a file of its own.
+
+    Args:
+        title: above them.
+        about: how the figures were found.
+        plots: the title and the picture of each.
+    """
+    width, height = WIDTH + 2 * MARGIN, HEIGHT + 80
+    rows = -(-len(plots) // 2)
+    whole = f"0 0 {2 * width} {60 + rows * height}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{whole}" role="img">',
+        f"<style>{STYLE}</style>",
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        f'<text class="title" x="{MARGIN}" y="30">{escape(title)}</text>',
+        _text(MARGIN, 50, about),
+    ]
+    for index, (name, svg) in enumerate(plots):
+        x, y = MARGIN + index % 2 * width, 90 + index // 2 * height
+        size = f'x="{x}" y="{y + 14}" width="{WIDTH}" height="{HEIGHT + 20}" '
+        parts.append(_text(x, y, name, kind="heading"))
+        parts.append(svg.replace("<svg ", f'<svg preserveAspectRatio="xMinYMin" {size}', 1))
+    return "\n".join([*parts, "</svg>", ""])
 
 
 def _grid(most: float, axis: str) -> list[str]:
