@@ -222,6 +222,32 @@ def test_caches_grow_with_the_text_and_keep_what_they_hold(tmp_path: Path) -> No
     assert len(addresses) == 4
 
 
+@pytest.mark.parametrize(
+    ("rows", "grown"), [(127, 128), (128, 128), (129, 192), (LARGE - 1, LARGE), (LARGE, LARGE)]
+)
+def test_caches_grow_for_the_first_row_that_they_lack_and_keep_every_one(
+    tmp_path: Path, rows: int, grown: int
+) -> None:
+    features = np.random.default_rng(6).normal(size=(LARGE, WIDTH)).astype(np.float32)
+    open_graph = write_graph(tmp_path / "open.onnx", is_open=True)
+    names = ("past_key_0", "past_value_0")
+    with OrtSession(open_graph, signature(LARGE), can_grow=True) as session:
+        session.run(feeds(3, features[:80], 0), rows=84)
+        session.run(feeds(3, features[80:124], 80), rows=128)  # up to the last row
+        assert session.cache_rows == 128
+        held = [session._caches[name].numpy().copy() for name in names]
+        start = min(128, rows - 1 - BLOCK)
+        session.run(feeds(4, features[start : rows - BLOCK], start), rows=rows)
+        assert session.cache_rows == grown
+        for name, before in zip(names, held, strict=True):
+            now = session._caches[name].numpy()
+            assert now.shape[2] == grown
+            assert np.array_equal(now[:, :, :start], before[:, :, :start])
+            assert before[:, :, :128].any(axis=-1).all()
+            assert now[:, :, :rows].any(axis=-1).all()
+            assert not now[:, :, max(rows, 128) :].any()
+
+
 def test_an_interrupt_while_the_caches_grow_loses_nothing(tmp_path: Path) -> None:
     features = np.random.default_rng(5).normal(size=(300, WIDTH)).astype(np.float32)
     open_graph = write_graph(tmp_path / "open.onnx", is_open=True)

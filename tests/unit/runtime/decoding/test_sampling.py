@@ -63,6 +63,27 @@ def test_filters_follow_their_definitions(options: DecodeOptions) -> None:
     assert scores.tolist() == LOGITS.tolist(), "the caller's scores were changed"
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (DecodeOptions(temperature=1.0, top_k=2), [2, 1, 1]),  # as likely as the last one kept
+        (DecodeOptions(temperature=1.0, top_p=0.5), [1, 0, 0]),  # the first reaches it exactly
+        (DecodeOptions(temperature=1.0, top_p=0.75), [2, 1, 0]),
+        (DecodeOptions(temperature=1.0, top_p=0.76), [2, 1, 1]),
+        (DecodeOptions(temperature=1.0, min_p=0.5), [2, 1, 1]),  # not below that share
+        (DecodeOptions(temperature=1.0, min_p=0.51), [1, 0, 0]),
+        (DecodeOptions(temperature=0.5, min_p=0.25), [4, 1, 1]),
+        (DecodeOptions(temperature=0.5, min_p=0.5), [1, 0, 0]),  # the temperature comes first
+        (DecodeOptions(temperature=0.5, top_p=0.6), [1, 0, 0]),
+    ],
+    ids=lambda options: str(options) if isinstance(options, list) else "",
+)
+def test_a_token_at_the_edge_of_a_filter(options: DecodeOptions, expected: list[int]) -> None:
+    """Shares of 1/2, 1/4, 1/4, which floating point holds exactly."""
+    found = probabilities(np.array([0.0, -math.log(2), -math.log(2)]), options)
+    np.testing.assert_allclose(found, np.array(expected) / sum(expected), rtol=1e-12)
+
+
 @pytest.mark.parametrize("spread", [0.01, 3.0], ids=["flat: full sort", "peaked: few tokens"])
 def test_the_nucleus_of_a_large_vocabulary_is_the_fewest_likeliest_tokens(spread: float) -> None:
     rng = np.random.default_rng(1)

@@ -138,6 +138,40 @@ def test_every_row_to_verify_is_asked_for(
     assert target.length == 6 + count
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_a_call_of_fewer_rows_than_the_least_is_fed_its_last_token_again(
+    toy: SimpleNamespace, count: int
+) -> None:
+    session = Session(toy, 8)
+    target = GraphTarget(session, CAPACITY, least_rows=3)
+    assert target.max_context == CAPACITY - 2  # room for what is fed again
+    first = target.prefill(array(TEXT[:9]))
+    assert [call[:2] for call in session.calls] == [(8, [7, 7, 7]), (3, [0, 0, 0])]
+    assert first.token_ids.tolist() == [toy.next_token(TEXT[:9])]
+    session.calls.clear()
+    rows = target.verify(array(TEXT[9 : 9 + count]), want_logits=True)
+    again = max(3 - count, 0)
+    asked = [*range(count), *[count - 1] * again]
+    assert [call[:2] for call in session.calls] == [(count + again, asked)]
+    texts = [TEXT[: 10 + row] for row in range(count)]
+    assert rows.token_ids.tolist() == [toy.next_token(text) for text in texts]
+    assert np.array_equal(rows.logits, [toy.logits(text) for text in texts])
+    assert rows.features[0, :, :2].tolist() == [[9 + k, TEXT[9 + k]] for k in range(count)]
+    assert (first.features.shape[1], target.length) == (9, 9 + count)
+
+
+@pytest.mark.parametrize("least_rows", [1, 2, 5])
+def test_text_reaches_the_last_row_whatever_is_fed_again(
+    toy: SimpleNamespace, least_rows: int
+) -> None:
+    loop = DecodeLoop(GraphTarget(Session(toy, 8), CAPACITY, least_rows=least_rows))
+    most = CAPACITY - (least_rows - 1) + 1 - 9
+    with pytest.raises(FeedError, match=f"expected at most {most} more"):
+        loop.decode(TEXT[:9], DecodeOptions(max_tokens=most + 1))
+    rounds = loop.decode(TEXT[:9], DecodeOptions(max_tokens=most))
+    assert [token for one in rounds for token in one.token_ids] == toy.greedy(TEXT[:9], most)
+
+
 @pytest.mark.parametrize("most_asked", [1, 2, 5, 40])
 def test_text_is_the_targets_own_whatever_the_graph_answers_at_once(
     toy: SimpleNamespace, most_asked: int

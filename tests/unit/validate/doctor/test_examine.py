@@ -61,6 +61,34 @@ def test_rounds_of_one_text_count_as_one_draw() -> None:
     assert not estimate([[5.0] * 100]).is_above(0.0, false_alarms=0.5)
 
 
+@pytest.mark.parametrize(  # one side: from printed tables of Student's distribution
+    ("groups", "false_alarms", "margin"),
+    [(2, 0.05, 6.314), (6, 0.05, 2.015), (6, 0.01, 3.365), (21, 0.01, 2.528), (41, 0.001, 3.307)],
+)
+def test_a_gain_is_real_when_chance_gives_it_as_seldom_as_was_asked(
+    groups: int, false_alarms: float, margin: float
+) -> None:
+    for part, is_above in ((0.99, False), (1.01, True)):
+        found = Estimate(
+            mean=0.5 + part * margin * 0.2, standard_error=0.2, num_rounds=99, num_groups=groups
+        )
+        assert found.is_above(0.5, false_alarms=false_alarms) is is_above
+        low, _ = found.interval(1 - 2 * false_alarms)
+        assert (low > 0.5) is is_above
+
+
+def test_an_error_over_texts_of_unequal_length_is_that_of_a_ratio() -> None:
+    """By the jackknife's first order, in loops: residuals of whole texts, over all rounds."""
+    texts = [[1.0, 2.0, 4.0], [0.0], [3.0, 3.0], [5.0, 1.0, 0.0, 2.0], []]
+    found = estimate(texts)
+    rounds = [value for text in texts for value in text]
+    mean = sum(rounds) / 10
+    squares = sum((sum(text) - len(text) * mean) ** 2 for text in texts if text)
+    assert (found.num_rounds, found.num_groups) == (10, 4)
+    assert found.mean == pytest.approx(mean)
+    assert found.standard_error == pytest.approx(math.sqrt(4 / 3 * squares) / 10)
+
+
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     rng = np.random.default_rng(0)
     hits = 0
