@@ -32,6 +32,26 @@ def test_a_call_adds_the_context_rows_and_none_of_the_block(toy: SimpleNamespace
     assert (drafter.context_length, session.cache) == (4, [1, 2, 3, 7])
 
 
+def test_a_graph_is_asked_for_the_rows_of_context_and_block(
+    toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Caches that grow have just these rows: with fewer a block would be written past them."""
+    drafter, session = build(toy)
+    run = session.run
+    asked: list[int | None] = []
+
+    def noted(*args: Any, rows: int | None = None, **named: Any) -> Any:
+        asked.append(rows)
+        return run(*args, rows=rows, **named)
+
+    monkeypatch.setattr(session, "run", noted)
+    drafter.draft(7, features(toy, 0, [1, 2, 3]))
+    drafter.draft(8, features(toy, 3, [7]))
+    drafter.crop(1)
+    drafter.draft(9, features(toy, 1, [6, 6]))
+    assert asked == [3 + 5, 4 + 5, 3 + 5]
+
+
 def test_cropping_is_a_length_and_never_grows(toy: SimpleNamespace) -> None:
     drafter, session = build(toy)
     drafter.draft(7, features(toy, 0, [1, 2, 3]))

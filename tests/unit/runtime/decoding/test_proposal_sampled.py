@@ -148,6 +148,16 @@ def test_a_target_with_more_ids_than_can_be_drafted_keeps_them() -> None:
     assert rest.tolist() == pytest.approx([0.1, 0.0, 0.1, 0.2])
 
 
+def test_what_is_left_of_the_target_is_at_the_ids_of_the_candidates() -> None:
+    q = DraftDistribution(
+        probabilities=np.array([[0.75, 0.25], [0.5, 0.5]]), candidate_ids=np.array([[3, 0], [1, 2]])
+    )
+    p = np.array([0.5, 0.25, 0.125, 0.125])
+    assert q.subtract(0, p).tolist() == [0.25, 0.25, 0.125, 0.0]
+    assert q.subtract(1, p).tolist() == [0.5, 0.0, 0.0, 0.125]
+    assert p.tolist() == [0.5, 0.25, 0.125, 0.125]  # the caller's own
+
+
 def test_noise_of_another_shape_is_refused(noisy: tuple[DraftSession, NoisySession]) -> None:
     drafter, session = noisy
     walk = {"noise": np.zeros((1, 4, 22), np.float32), "inverse_temperature": np.ones(1, "f4")}

@@ -127,6 +127,17 @@ def test_the_threshold_cuts_what_the_schedule_left(toy: SimpleNamespace) -> None
     assert {one.num_verified for one in rounds} == {0}
 
 
+@pytest.mark.parametrize(("threshold", "verified"), [(0.0, 4), (0.05, 4), (0.5, 2), (0.95, 0)])
+def test_threshold_and_schedule_cut_where_the_shorter_one_does(
+    toy: SimpleNamespace, threshold: float, verified: int
+) -> None:
+    """Rows that cost nothing pay to the end, so the threshold alone cuts: 0.9, 0.9, 0.1, 0.1."""
+    options = DecodeOptions(max_tokens=20, schedule="survival", confidence_threshold=threshold)
+    rounds = list(build(toy, (2,), FLAT).decode(PROMPT, options))
+    assert rounds[1].confidences == pytest.approx((0.9, 0.9, 0.1, 0.1))
+    assert {one.num_verified for one in rounds[1:]} == {verified}
+
+
 def test_a_schedule_needs_confidences_and_costs(toy: SimpleNamespace) -> None:
     options = DecodeOptions(schedule="survival")
     with pytest.raises(UnsupportedError, match="no costs were measured") as refusal:

@@ -155,6 +155,7 @@ def test_a_call_of_fewer_rows_than_the_least_is_fed_its_last_token_again(
     assert [call[:2] for call in session.calls] == [(count + again, asked)]
     texts = [TEXT[: 10 + row] for row in range(count)]
     assert rows.token_ids.tolist() == [toy.next_token(text) for text in texts]
+    assert rows.logits is not None
     assert np.array_equal(rows.logits, [toy.logits(text) for text in texts])
     assert rows.features[0, :, :2].tolist() == [[9 + k, TEXT[9 + k]] for k in range(count)]
     assert (first.features.shape[1], target.length) == (9, 9 + count)
