@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from draftrt.export.models import ops
-from draftrt.export.models.rope import inverse_frequencies
+from draftrt.export.models.rope import inverse_frequencies, rows, table_tensors
+from draftrt.export.models.weights import register
 from draftrt.export.weights.quantize import quantize_rows
 from draftrt.quantization import Scheme
 from draftrt.spec import RopeLayout, RopeSpec
@@ -50,6 +51,29 @@ def test_yarn_is_exact_where_its_bounds_show(
     want = np.array([slow.frequency(i, original) for i in range(dim // 2)])
     assert np.abs(frequencies / want - 1).max() < 1e-5
     assert factor == pytest.approx(slow.magnitude(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("length", "is_long"), [(23, False), (24, False), (25, True)])
+def test_longrope_takes_the_long_factors_behind_the_original_length(
+    length: int, is_long: bool
+) -> None:
+    spec = RopeSpec(
+        layout=RopeLayout.NEOX,
+        theta=1e4,
+        type="longrope",
+        rotary_dim=4,
+        head_dim=4,
+        max_position_embeddings=48,
+        original_max_position_embeddings=24,
+        short_factor=(1.0, 2.0),
+        long_factor=(3.0, 5.0),
+        attention_factor=1.0,
+    )
+    tables = {name: torch.from_numpy(one) for name, one in table_tensors(spec, 48).items()}
+    weights = register(torch.nn.Module(), tables)
+    cos, _ = rows(spec, weights, torch.tensor([7]), torch.tensor([length]))
+    want = [np.cos(7 / 3), np.cos(0.07 / 5)] if is_long else [np.cos(7), np.cos(0.07 / 2)]
+    assert cos[0, 0].tolist() == pytest.approx(want, abs=1e-5)
 
 
 def test_int4_takes_the_best_of_the_four_published_scales_of_a_block() -> None:
