@@ -39,7 +39,7 @@ Quantization = Mapping[Part, Scheme]
 DRAFT, TARGET = "draft", "target"  # names of the graphs of a bundle
 PRODUCTS = (Part.LINEAR, Part.HEAD)  # what a scheme without a part stands for
 LINEARS = (
-    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"self_attn.{name}_proj.weight" for name in (*"qkvo", "gate")),
     *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
 )
 TABLES = ("embed_tokens.weight", "model.embed_tokens.weight")

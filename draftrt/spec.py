@@ -22,6 +22,7 @@ __all__ = [
     "Gemma4Spec",
     "LayerSpec",
     "MarkovSpec",
+    "MuseSpec",
     "Precision",
     "RopeLayout",
     "RopeSpec",
@@ -90,6 +91,31 @@ class Gemma4Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MuseSpec:
+    """What a Muse-Glimmer target has beyond other decoders.
+
+    Embedded rows are normed without a weight; a drafter that borrows the table takes them raw.
+
+    Attributes:
+        sliding_has_rope: whether sliding layers turn queries and keys.
+        full_has_rope: whether full layers do.
+        post_norm_eps: epsilon of the norms behind attention and MLP.
+        query_scale: factor on normed queries, beside head_dim ** -0.5.
+        output_multiplier: factor on logits before the soft cap.
+        final_logit_softcapping: c of ``c * tanh(logits / c)``.
+        tensor_prefix: what the checkpoint puts before ``layers.0`` and ``embed_tokens``.
+    """
+
+    sliding_has_rope: bool
+    full_has_rope: bool
+    post_norm_eps: float
+    query_scale: float
+    output_multiplier: float
+    final_logit_softcapping: float
+    tensor_prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """A target as a dense decoder that can be exported, completely described.
 
@@ -112,6 +138,7 @@ class DecoderSpec:
         vocab_size: logical vocabulary; logits have this many columns.
         table_rows: rows of the embedding table.
         gemma4: what Gemma-4 layers add; None for every other architecture.
+        muse: what Muse-Glimmer adds; None for every other architecture.
         sources: field name to the place it was read from.
     """
 
@@ -133,6 +160,7 @@ class DecoderSpec:
     vocab_size: int
     table_rows: int
     gemma4: Gemma4Spec | None = None
+    muse: MuseSpec | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 from draftrt.codec import shown
 from draftrt.errors import ChoiceError, DraftrtError, SpecError, UnsupportedError
 from draftrt.export.checkpoint.claims import refuse_quantised
-from draftrt.export.checkpoint.gemma4 import read_gemma4, unknown_keys
+from draftrt.export.checkpoint.gemma4 import WRAPPER, read_gemma4
 from draftrt.export.checkpoint.safetensors import CONFIG, read_config
-from draftrt.export.checkpoint.target import TargetCheckpoint
+from draftrt.export.checkpoint.target import EMBED, TargetCheckpoint
 from draftrt.export.config.keys import ACTIVATIONS, HARMLESS, refuse_keys
 from draftrt.export.config.layers import FULL, SLIDING
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
+from draftrt.export.config.targets import muse_glimmer
 from draftrt.spec import DecoderSpec
 
 
@@ -85,6 +86,8 @@ GEMMA4 = (
     "Gemma4UnifiedForConditionalGeneration",
 )
 
+READERS = dict.fromkeys(muse_glimmer.ARCHITECTURES, muse_glimmer.read_muse_glimmer)
+
 
 def read_decoder(target: TargetCheckpoint, ignore: frozenset[str] = frozenset()) -> DecoderSpec:
     """Resolve a target's layers.
@@ -94,8 +97,8 @@ def read_decoder(target: TargetCheckpoint, ignore: frozenset[str] = frozenset())
         ignore: unknown keys of its config that the user declares to be without effect.
 
     Raises:
-        DraftrtError: the architecture is not one of `FLAVOURS` and `GEMMA4`, or its config asks for
-            something these layers do not have; every finding at once.
+        DraftrtError: the architecture is not one of `FLAVOURS`, `GEMMA4` and `READERS`, or its
+            config asks for something these layers do not have; every finding at once.
     """
     assert target.folder is not None
     facts = Facts(read_config(target.folder), target.folder / CONFIG)
@@ -134,16 +137,25 @@ def say_left_out(problem: DraftrtError) -> str:
 def _read(facts: Facts, target: TargetCheckpoint, ignore: frozenset[str]) -> DecoderSpec | None:
     flavour = FLAVOURS.get(target.spec.architecture)
     is_gemma4 = target.spec.architecture in GEMMA4
-    if flavour is None and not is_gemma4:
+    reader = READERS.get(target.spec.architecture)
+    if flavour is None and not is_gemma4 and reader is None:
         facts.error(
             f"target architecture {target.spec.architecture!r} cannot be exported, expected one of "
-            f"{sorted([*FLAVOURS, *GEMMA4])}",
+            f"{sorted([*FLAVOURS, *GEMMA4, *READERS])}",
             WAY_OUT,
             unsupported=True,
         )
         return None
     facts.raw("architectures")
-    fields = _flavoured(facts, flavour) if flavour is not None else read_gemma4(facts, target)
+    body = "text_config." if target.spec.architecture.endswith(WRAPPER) else ""
+    if flavour is not None:
+        fields = _flavoured(facts, flavour)
+    elif reader is not None:
+        fields = reader(facts, body, _prefix(target))
+    else:
+        fields = read_gemma4(facts, target)
+    for name in ("gemma4", "muse"):
+        facts.sources.setdefault(name, "architectures")
     fields |= {
         "vocab_size": target.spec.vocab_size,
         "table_rows": target.spec.table_rows or target.spec.vocab_size,
@@ -152,7 +164,7 @@ def _read(facts: Facts, target: TargetCheckpoint, ignore: frozenset[str]) -> Dec
     for name in ("vocab_size", "table_rows"):
         facts.say(name, target.spec.sources[name])
     refuse_quantised(facts, target.decoded)
-    unknown = unknown_keys(facts, target) if is_gemma4 else facts.unknown_keys("", HARMLESS)
+    unknown = facts.unknown_keys(body[:-1], HARMLESS)
     refuse_keys(facts, unknown, ignore, of="target:", hint=WAY_OUT)
     if not facts.is_whole:
         return None
@@ -160,6 +172,12 @@ def _read(facts: Facts, target: TargetCheckpoint, ignore: frozenset[str]) -> Dec
         name: facts.sources[name] for name in DecoderSpec.__dataclass_fields__ if name != "sources"
     }
     return DecoderSpec(**fields, sources=used)
+
+
+def _prefix(target: TargetCheckpoint) -> str:
+    """Return what a checkpoint puts before ``embed_tokens``."""
+    table = target.tables.get(EMBED)
+    return "" if table is None else table.name.removesuffix(EMBED)
 
 
 def _flavoured(facts: Facts, flavour: Flavour) -> dict[str, Any]:
@@ -209,7 +227,6 @@ def _flavoured(facts: Facts, flavour: Flavour) -> dict[str, Any]:
     refuse_switched_on(facts)
     for key in ("vocab_size", "unpadded_vocab_size", "original_max_position_embeddings"):
         facts.raw(key)
-    facts.say("gemma4", "architectures")
     return fields
 
 

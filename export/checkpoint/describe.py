@@ -9,6 +9,7 @@ from typing import Any
 from draftrt.bundle import Bundle
 from draftrt.codec import to_json
 from draftrt.export.checkpoint.drafter import LoadedDrafter
+from draftrt.export.checkpoint.names import beside_text
 from draftrt.export.checkpoint.quantized.read import DecodedTensors
 from draftrt.manifest import GraphEntry
 from draftrt.quantization import describe
@@ -114,10 +115,19 @@ def decoder_table(spec: DecoderSpec) -> Iterator[tuple[str, str, str]]:
         f"{count} layers see {_plain(tuple(windows))} tokens" if count else "every layer sees all"
     )
     yield "target windows", seen, spec.sources["windows"]
+    if spec.muse is not None:
+        turned = {"sliding": spec.muse.sliding_has_rope, "full": spec.muse.full_has_rope}
+        without = [kind for kind, turns in turned.items() if not turns]
+        seen = f"{' and '.join(without)} layers" if without else "none"
+        yield "target layers without positions", seen, spec.sources["muse"]
 
 
 def stored_table(decoded: DecodedTensors) -> Iterator[tuple[str, str, str]]:
-    """Yield (fact, value, source) rows of a checkpoint's quantised weights."""
+    """Yield (fact, value, source) rows of a target's quantised weights and what it leaves out."""
+    beside = beside_text(decoded.tensors)
+    for what in dict.fromkeys(beside.values()):
+        names = [name for name, part in beside.items() if part == what]
+        yield "left out", f"{len(names)} tensors of {what}: {names[0]} ...", "tensor names"
     for layout, count in decoded.layouts().items():
         yield "stored weights", f"{count}: {layout}", "tensor headers"
     for note in decoded.notes:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftrt.export.checkpoint.target import EMBED, TargetCheckpoint
-from draftrt.export.config.keys import ACTIVATIONS, HARMLESS
+from draftrt.export.config.keys import ACTIVATIONS
 from draftrt.export.config.layers import FULL, SLIDING, rounded
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
@@ -185,9 +185,3 @@ def _refuse(facts: Facts, body: str) -> None:
         facts.raw(f"{body}{key}")
     for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
         facts.raw(f"{body}{key}")  # said by enable_moe_block
-
-
-def unknown_keys(facts: Facts, target: TargetCheckpoint) -> list[str]:
-    """Return keys of the text model's config that nothing here has read."""
-    is_wrapped = target.spec.architecture.endswith(WRAPPER)
-    return facts.unknown_keys("text_config" if is_wrapped else "", HARMLESS)

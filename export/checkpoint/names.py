@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from draftrt.errors import CheckpointError, DraftrtError
@@ -42,6 +42,16 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (r"\.mlp\.(experts|gate\.weight|router|shared_expert)", "a mixture of experts (MoE)"),
     (r"\.linear_attn\.|\.kda\.|\.mamba\.", "linear-attention layers"),
 )
+# tensors of a target that are no part of its text model, by the start of their names
+BESIDE_TEXT: tuple[tuple[str, str], ...] = (
+    ("model.visual.", "vision"),
+    ("model.vision_tower.", "vision"),
+    ("model.vision_adapter.", "vision"),
+    ("model.vision_projection.", "vision"),
+    ("model.embed_vision.", "vision"),
+    ("model.audio_tower.", "audio"),
+    ("model.embed_audio.", "audio"),
+)
 FUSED = (
     (
         re.compile(r"^(layers\.\d+\.self_attn)\.qkv_proj\.(weight|bias)$"),
@@ -70,6 +80,11 @@ class Canonical:
     ignored: dict[str, str] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
     findings: list[DraftrtError] = field(default_factory=list)
+
+
+def beside_text(names: Iterable[str]) -> dict[str, str]:
+    """Return the tensors that are no part of a target's text model, with what they are part of."""
+    return {name: what for name in names for start, what in BESIDE_TEXT if name.startswith(start)}
 
 
 def canonical_name(name: str) -> str:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftrt.export.models import gemma4, ops, rope
+from draftrt.export.models.architectures import muse_glimmer
 from draftrt.export.models.attention import View, mask_of
 from draftrt.export.models.ops import gated_mlp
 from draftrt.export.models.shapes import rope_of
@@ -64,6 +65,8 @@ class Decoder(nn.Module):
         x = F.embedding(input_ids[0], w("model.embed_tokens.weight")).float()
         if spec.gemma4 is not None:
             x = x * spec.gemma4.embedding_scale
+        if spec.muse is not None:
+            x = ops.rms_norm(x, None, spec.rms_norm_eps)
         states = {-1: x}
         written: list[Tensor] = []
         for index, (keys, values) in enumerate(zip(caches[::2], caches[1::2], strict=True)):
@@ -72,6 +75,10 @@ class Decoder(nn.Module):
             if spec.gemma4 is not None:
                 x, keys, values = gemma4.advance(
                     spec, spec.gemma4, layer, x, view, mask, keys, values, self._profile
+                )
+            elif spec.muse is not None:
+                x, keys, values = muse_glimmer.advance(
+                    spec, spec.muse, layer, x, view, mask, keys, values, self._profile
                 )
             else:
                 attended, keys, values = self._attention(layer, x, view, mask, keys, values)
@@ -85,7 +92,10 @@ class Decoder(nn.Module):
         logits = ops.linear(
             hidden, w("model.embed_tokens.weight") if head is None else head
         ).float()
-        cap = None if spec.gemma4 is None else spec.gemma4.final_logit_softcapping
+        if spec.muse is not None:
+            logits = logits * spec.muse.output_multiplier
+        capped = spec.gemma4 or spec.muse
+        cap = None if capped is None else capped.final_logit_softcapping
         if cap is not None:
             logits = cap * torch.tanh(logits / cap)
         out = [logits.argmax(dim=-1)[None], logits[None]]

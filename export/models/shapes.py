@@ -162,11 +162,10 @@ def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     if not spec.tie_word_embeddings or spec.table_rows != spec.vocab_size:
         shapes["lm_head.weight"] = (spec.vocab_size, hidden)
     for index in range(spec.num_layers):
-        layer = (
-            _layer_shapes(spec)
-            if spec.gemma4 is None
-            else _gemma4_layer_shapes(spec, spec.gemma4, index)
-        )
+        if spec.gemma4 is not None:
+            layer = _gemma4_layer_shapes(spec, spec.gemma4, index)
+        else:
+            layer = _layer_shapes(spec) | (_muse_shapes(spec) if spec.muse is not None else {})
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     return shapes
 
@@ -193,6 +192,15 @@ def _layer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     if spec.qk_norm:
         layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
     return layer
+
+
+def _muse_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of one layer that other decoders do not have, name to shape."""
+    return {
+        "pre_feedforward_layernorm.weight": (spec.hidden_size,),
+        "post_feedforward_layernorm.weight": (spec.hidden_size,),
+        "self_attn.gate_proj.weight": (spec.num_heads * spec.head_dim, spec.hidden_size),
+    }
 
 
 def _gemma4_layer_shapes(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from draftrt.dtypes import FLOATS
 from draftrt.errors import CheckpointError, collect
+from draftrt.export.checkpoint.names import beside_text
 from draftrt.export.checkpoint.safetensors import read_tensors
 from draftrt.export.checkpoint.tensors import ComputedRef, GraphTensor, TensorRef
 from draftrt.export.models.shapes import PREFIX as ROPE
@@ -125,13 +126,18 @@ def _in_words_of_the_graph(
 
     A checkpoint that also sees or hears keeps the rest beside its text model.
     """
-    if spec.gemma4 is None or spec.gemma4.tensor_prefix == PREFIX:
+    facts = spec.gemma4 or spec.muse
+    if facts is None or facts.tensor_prefix == PREFIX:
         return refs
-    prefix = spec.gemma4.tensor_prefix
+    prefix = facts.tensor_prefix
     text = {
         PREFIX + name[len(prefix) :]: ref for name, ref in refs.items() if name.startswith(prefix)
     }
-    return text | {name: refs[name] for name in (LM_HEAD,) if name in refs}
+    if spec.muse is None:
+        return text | {name: refs[name] for name in (LM_HEAD,) if name in refs}
+    beside = beside_text(refs)
+    rest = {name: ref for name, ref in refs.items() if not name.startswith(prefix)}
+    return text | {name: ref for name, ref in rest.items() if name not in beside}
 
 
 def _problems(

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from draftrt.bundle import Bundle
 from draftrt.cli import group
+from draftrt.export.checkpoint.gemma4 import WRAPPER
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.weights.quantize import dequantize, quantize_rows
@@ -86,16 +87,44 @@ MODELS |= {
     "Gemma4Unified": {**GEMMA4, "attention_k_eq_v": True},
     "Gemma4": {**GEMMA4, "attention_bias": True, "hidden_size_per_layer_input": 0},
 }
+MODELS |= {
+    "MuseGlimmer": {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "layer_rope_theta": [10000.0, 0, 10000.0, 0],
+        "rope_parameters": PLAIN_ROPE,
+        "final_logit_softcapping": 8.0,
+        "output_multiplier": 0.5,
+        "post_norm_eps": 0.2,
+    },
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 2,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+    "max_position_embeddings": 16,
+    "rope_parameters": dict(PLAIN_ROPE),  # the config's own class writes into it
+}
 PROMPT = np.random.default_rng(5).integers(0, NUM_TOKENS, 45).astype(np.int64)
 
 
 def make_model(name: str, folder: Path) -> Any:
     import transformers
 
+    keys, form = {**BASE, **MODELS[name]}, "ForCausalLM"
     kind = f"{name}TextConfig" if name.startswith("Gemma4") else f"{name}Config"
-    config = getattr(transformers, kind)(**{**BASE, **MODELS[name]})
+    if name == "MuseGlimmer":
+        sizes = {"out_hidden_size": 64, "projector_hidden_size": 24}
+        keys, form = {"text_config": keys, "vision_config": VISION, **sizes}, WRAPPER
+    config = getattr(transformers, kind)(**keys)
     torch.manual_seed(3)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model = getattr(transformers, name + form)(config).eval()
     for key, scalar in model.named_buffers():
         if key.endswith("layer_scalar"):
             scalar.fill_(0.7)
@@ -174,6 +203,7 @@ def test_a_quantised_target_is_transformers_with_the_same_integers(
     export_bundle(None, tmp_path / "target", tmp_path / "bundle", options)
     num_quantised = 0
     for key, weight in model.named_parameters():
+        key = key.replace("model.language_model.", "model.")
         part = part_of(key, is_product=True)
         if part is not None:
             codes = quantize_rows(key, weight.data, parts["target"][part], torch.float32)

@@ -95,6 +95,7 @@ LOADS_TORCH = {
         "target",
     },
     "export/graph": {"files", "float32"},
+    "export/models/architectures": {"muse_glimmer"},
     "export/models": {
         "attention",
         "decoder",
