@@ -20,13 +20,16 @@ import numpy as np
 import torch
 
 from draftrt.export.check.extent import Rows, product_blocks
+from draftrt.export.graph.edit import attributes_of, place_of, put_place
 from draftrt.export.graph.files import read_initialisers
 from draftrt.export.graph.float32 import widen_attributes
 from draftrt.export.graph.layers import CACHE, EMBEDDING, SHARED, graph_parts, state_name
 from draftrt.export.graph.quantize import look_up_rows
 from draftrt.export.weights.quantized import QuantizedRef, packed
 from draftrt.export.weights.tensors import CODES, SCALES
+from draftrt.onnx_session import read_onnx
 from draftrt.quantization import Scheme
+from draftrt.signature import FEATURES
 
 
 def write_one_layer(
@@ -48,7 +51,7 @@ def write_one_layer(
     """
     import onnx
 
-    model = onnx.load(str(source), load_external_data=False)
+    model = read_onnx(source)
     graph = model.graph
     look_up_rows(graph)
     parts = graph_parts(graph, num_layers)
@@ -80,7 +83,7 @@ def _values(graph: Any, layer: int) -> tuple[list[Any], list[Any]]:
 
     inputs = [value for value in graph.input if _belongs(value.name, layer)]
     outputs = [value for value in graph.output if _belongs(value.name, layer)]
-    outputs = [value for value in outputs if value.name != "features"]
+    outputs = [value for value in outputs if value.name != FEATURES]
     for value in (*inputs, *outputs):
         kind = value.type.tensor_type
         if kind.elem_type == onnx.TensorProto.BFLOAT16:
@@ -154,9 +157,7 @@ def _replace(
 
 def feature_sources(path: Path) -> Mapping[str, list[str]]:
     """Return what each concatenation of states in a written graph is made of, in order."""
-    import onnx
-
-    graph = onnx.load(str(path), load_external_data=False).graph
+    graph = read_onnx(path).graph
     return {
         node.output[0]: list(node.input) for node in graph.node if node.name == "features.concat"
     }
@@ -197,7 +198,7 @@ def _blocks(node: Any, weights: dict[str, Any]) -> list[Rows]:
     if node.op_type != "Gemm" or any(name not in weights for name in node.input[1:]):
         return []
     weight = weights[node.input[1]]
-    is_by_rows = any(one.name == "transB" and one.i == 1 for one in node.attribute)
+    is_by_rows = attributes_of(node).get("transB") == 1
     if not is_by_rows or weight.data_type not in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
         return []
     blocks = product_blocks(*weight.dims)
@@ -211,11 +212,10 @@ def cut_rows(weights: dict[str, Any], name: str, rows: Rows) -> str:
     made = onnx.TensorProto()
     made.CopyFrom(weights[name])
     made.name = f"{name}.{rows}"
-    place = {entry.key: entry for entry in made.external_data}
-    if place:
-        width = int(place["length"].value) // made.dims[0]
-        place["offset"].value = str(int(place["offset"].value) + rows.start * width)
-        place["length"].value = str(len(rows) * width)
+    if place := place_of(made):
+        width = int(place["length"]) // made.dims[0]
+        offset = int(place["offset"]) + rows.start * width
+        put_place(made, place | {"offset": str(offset), "length": str(len(rows) * width)})
         made.dims[0] = len(rows)
     else:
         array = onnx.numpy_helper.to_array(made)[rows.start : rows.stop]

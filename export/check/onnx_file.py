@@ -21,11 +21,13 @@ import torch
 from draftrt.dtypes import BY_NAME
 from draftrt.errors import ExportError
 from draftrt.export.checkpoint.tensors import GraphTensor
+from draftrt.export.graph.edit import place_of
 from draftrt.export.graph.files import read_initialisers
 from draftrt.export.weights.data_file import is_linkable, num_bytes
 from draftrt.export.weights.quantize import dequantize, quantize_rows
 from draftrt.export.weights.quantized import SLICE_ELEMENTS, QuantizedRef
 from draftrt.manifest import LINKED
+from draftrt.onnx_session import read_onnx
 from draftrt.quantization import TABLES
 from draftrt.signature import Signature
 
@@ -43,9 +45,7 @@ def check_weights(path: Path, tensors: Mapping[str, GraphTensor]) -> int:
     Raises:
         ExportError: lists weights of another type, shape or content.
     """
-    import onnx
-
-    graph = onnx.load(str(path), load_external_data=False).graph
+    graph = read_onnx(path).graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     wrong = []
     copied = {n: one for n, one in tensors.items() if not isinstance(one.source, QuantizedRef)}
@@ -75,7 +75,7 @@ def _problem(folder: Path, stored: Any, tensor: GraphTensor) -> str:
         found = numpy_helper.to_array(stored).tobytes()
         wanted = _bytes(tensor, 0, tensor.shape[0] if tensor.shape else 1)
         return "" if found == wanted else "has other content"
-    place = {entry.key: entry.value for entry in stored.external_data}
+    place = place_of(stored)
     file, offset, size = folder / place["location"], int(place["offset"]), num_bytes(tensor)
     if int(place["length"]) != size:
         return f"has {place['length']} bytes, expected {size}"
@@ -190,7 +190,7 @@ def check_file(path: Path, signature: Signature) -> None:
             onnx.checker.check_model(str(file), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportError(f"{path.name} is not valid ONNX: {error!s:.400}") from error
-    graph = onnx.load(str(path), load_external_data=False).graph
+    graph = read_onnx(path).graph
     for kind, values, specs in (
         ("inputs", graph.input, signature.inputs),
         ("outputs", graph.output, signature.outputs),

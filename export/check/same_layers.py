@@ -16,6 +16,7 @@ from typing import Any
 from draftrt.errors import ExportError
 from draftrt.export.graph.layers import CACHE, SHARED, graph_parts, state_name
 from draftrt.export.weights.tensors import WEIGHT
+from draftrt.onnx_session import read_onnx
 
 
 def check_same_layers(path: Path, kinds: Sequence[Hashable]) -> list[str]:
@@ -31,9 +32,7 @@ def check_same_layers(path: Path, kinds: Sequence[Hashable]) -> list[str]:
     Raises:
         ExportError: names the layer that computes something else, and its first such node.
     """
-    import onnx
-
-    graph = onnx.load(str(path), load_external_data=False).graph
+    graph = read_onnx(path).graph
     parts = graph_parts(graph, len(kinds))
     numbers = _Numbers(graph)
     numbers.share(parts.get(SHARED, []))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from draftrt.errors import ExportError
+from draftrt.export.graph.edit import attributes_of, edited, replace_nodes
 
 QUERY, KEY, VALUE, MASK, VALID = 0, 1, 2, 3, 6  # inputs of Attention
 
@@ -24,18 +25,14 @@ def group_attention(path: Path) -> None:
     Raises:
         ExportError: an ``Attention`` node is of a form that draftrt does not write.
     """
-    import onnx
-
-    model = onnx.load(str(path), load_external_data=False)
-    writer = _AttentionWriter(model.graph)
-    for node in list(model.graph.node):
-        if node.op_type == "Attention":
-            writer.rewrite(node)
-        else:
-            writer.nodes.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(writer.nodes)
-    onnx.save(model, str(path))
+    with edited(path) as model:
+        writer = _AttentionWriter(model.graph)
+        for node in model.graph.node:
+            if node.op_type == "Attention":
+                writer.rewrite(node)
+            else:
+                writer.nodes.append(node)
+        replace_nodes(model.graph, writer.nodes)
 
 
 class _AttentionWriter:
@@ -51,9 +48,7 @@ class _AttentionWriter:
         self._made: dict[object, str] = {}
 
     def rewrite(self, node: Any) -> None:
-        import onnx
-
-        attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+        attributes = attributes_of(node)
         inputs = [*node.input, *[""] * (VALID + 1 - len(node.input))]
         query, key = self._sizes.get(inputs[QUERY], []), self._sizes.get(inputs[KEY], [])
         is_known = not set(attributes) - {"scale", "is_causal"} and not any(inputs[4:VALID])

@@ -23,6 +23,7 @@ from draftrt.dtypes import BY_NAME, FLOATS
 from draftrt.errors import BundleError, ExportError
 from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef, from_tensor
 from draftrt.export.graph.attention import group_attention
+from draftrt.export.graph.edit import place_of, put_place
 from draftrt.export.graph.quantize import look_up_codes
 from draftrt.export.tracing.recorder import onnx_type
 from draftrt.export.weights.overflow import check_held
@@ -134,15 +135,8 @@ def _quantised(weight: QuantizedWeight) -> list[Any]:
 def _external(name: str, kind: int, shape: Sequence[int], place: ByteRange) -> Any:
     import onnx
 
-    proto = onnx.TensorProto(
-        name=name,
-        data_type=kind,
-        dims=shape,
-        data_location=onnx.TensorProto.EXTERNAL,
-    )
-    entries = {"location": place.file, "offset": str(place.offset), "length": str(place.length)}
-    for key, value in entries.items():
-        proto.external_data.add(key=key, value=value)
+    proto = onnx.TensorProto(name=name, data_type=kind, dims=shape)
+    put_place(proto, {"location": place.file, "offset": place.offset, "length": place.length})
     return proto
 
 
@@ -185,7 +179,7 @@ def load_whole(path: Path) -> Any:
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             file, offset = _place(tensor, path)
-            length = next(int(item.value) for item in tensor.external_data if item.key == "length")
+            length = int(place_of(tensor)["length"])
             with file.open("rb") as stream:
                 stream.seek(offset)
                 tensor.raw_data = stream.read(length)
@@ -247,7 +241,7 @@ def _quantised_ref(
 
 
 def _place(tensor: Any, path: Path) -> tuple[Path, int]:
-    place = {item.key: item.value for item in tensor.external_data}
+    place = place_of(tensor)
     try:
         location, offset = str(place["location"]), int(place.get("offset", "0"))
     except (KeyError, ValueError) as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 from draftrt.errors import ExportError
 from draftrt.export.checkpoint.tensors import GraphTensor
+from draftrt.export.graph.edit import attributes_of, edited, makers, replace_nodes
 from draftrt.export.weights.tensors import CODES, SCALES, QuantizedUse
 from draftrt.quantization import HEAD, TABLES, Part, Quantization, part_of
 
@@ -46,8 +47,7 @@ def quantize_graph(
             raise ExportError(f"{use.name}: a quantised weight feeds two products, expected one")
         found[use.name] = use
         nodes += _product(node, use) if use.is_product else _lookup(node, use)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)
     return list(found.values())
 
 
@@ -72,7 +72,7 @@ def _product(node: Any, use: QuantizedUse) -> list[Any]:
     """``Gemm(x, W [out, in], bias, transB=1)`` to a product with dequantised [in, out]."""
     import onnx
 
-    attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    attributes = attributes_of(node)
     if attributes.pop("transB", 0) != 1 or any(value != 1 for value in attributes.values()):
         raise ExportError(
             f"{node.name}: Gemm with {attributes}, expected transB alone",
@@ -98,7 +98,7 @@ def _lookup(node: Any, use: QuantizedUse) -> list[Any]:
     """``Gather(table, ids)`` to one of a dequantised table, as TensorRT takes it."""
     import onnx
 
-    attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    attributes = attributes_of(node)
     if node.op_type != "Gather" or attributes.get("axis", 0) != 0:
         raise ExportError(
             f"{node.name}: {node.op_type} of an embedding, expected Gather of its rows",
@@ -121,11 +121,8 @@ def _lookup(node: Any, use: QuantizedUse) -> list[Any]:
 
 def look_up_codes(path: Path) -> None:
     """Rewrite the lookups of an ONNX file as `look_up_rows` does."""
-    import onnx
-
-    model = onnx.load(str(path), load_external_data=False)
-    look_up_rows(model.graph)
-    onnx.save(model, str(path))
+    with edited(path) as model:
+        look_up_rows(model.graph)
 
 
 def look_up_rows(graph: Any) -> None:
@@ -136,7 +133,7 @@ def look_up_rows(graph: Any) -> None:
     """
     import onnx
 
-    made = {node.output[0]: node for node in graph.node}
+    made = makers(graph)
     nodes = []
     for node in graph.node:
         if node.name.endswith(".dequantize") and node.name.removesuffix(".dequantize") in TABLES:
@@ -153,5 +150,4 @@ def look_up_rows(graph: Any) -> None:
         nodes.append(
             onnx.helper.make_node("DequantizeLinear", found, node.output, name=wide.name, axis=0)
         )
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)

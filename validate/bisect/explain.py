@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.export.graph.edit import attributes_of
 from draftrt.spec import DrafterSpec
 from draftrt.validate.bisect.gaps import Gap
-from draftrt.validate.bisect.graph import MOVES, attributes_of
+from draftrt.validate.bisect.graph import MOVES
 from draftrt.validate.bisect.module import INTO, KEYS, MASK, OUT, QUERY, RecordedPlace
 from draftrt.validate.bisect.rounds import ReferenceRound
 from draftrt.validate.compare.checkpoint import factor_of

@@ -7,11 +7,13 @@ names and operators, not models.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from draftrt.export.graph.edit import makers, readers
+from draftrt.signature import PRESENT, cache_names
 from draftrt.validate.bisect.module import (
     CHOICE,
     INTO,
@@ -62,11 +64,7 @@ class Graph:
         graph = self.model.graph
         self._weights = {one.name for one in graph.initializer}
         self._order = {node.output[0]: index for index, node in enumerate(graph.node)}
-        self._maker = {name: node for node in graph.node for name in node.output}
-        self._readers: dict[str, list[Any]] = {}
-        for node in graph.node:
-            for name in dict.fromkeys(node.input):
-                self._readers.setdefault(name, []).append(node)
+        self._maker, self._readers = makers(graph), readers(graph)
 
     @property
     def input_names(self) -> list[str]:
@@ -85,7 +83,7 @@ class Graph:
             if "." in name or name == "d2t":
                 self._at_weight(name, found)
         layer = 0
-        while f"present_key_{layer}" in self.output_names:
+        while cache_names(PRESENT, layer)[0] in self.output_names:
             self._at_layer(layer, found)
             layer += 1
         choices = [node for node in self.model.graph.node if node.op_type == "ArgMax"]
@@ -93,7 +91,7 @@ class Graph:
             found[RecordedPlace(CHOICE, number, INTO)] = Value(name=node.input[0])
             found[RecordedPlace(CHOICE, number, OUT)] = Value(name=node.output[0])
         for name in self.output_names:
-            if not name.startswith("present_"):
+            if not name.startswith(PRESENT):
                 found[RecordedPlace(name, 0)] = Value(name=name)
         return found
 
@@ -168,9 +166,10 @@ class Graph:
             yield from self._behind(name, depth - 1)
 
     def _at_layer(self, layer: int, found: dict[RecordedPlace, Value]) -> None:
-        found[RecordedPlace(KEYS, layer)] = Value(name=f"present_key_{layer}")
-        found[RecordedPlace(VALUES, layer)] = Value(name=f"present_value_{layer}")
-        node, name = self._first_reader(f"present_key_{layer}", ("Attention", "MatMul"))
+        keys, values = cache_names(PRESENT, layer)
+        found[RecordedPlace(KEYS, layer)] = Value(name=keys)
+        found[RecordedPlace(VALUES, layer)] = Value(name=values)
+        node, name = self._first_reader(keys, ("Attention", "MatMul"))
         if node is None:
             return
         query = next(one for one in node.input if one != name)
@@ -203,10 +202,3 @@ class Graph:
                 if node.op_type in through:
                     waiting.append(node.output[0])
         return None, ""
-
-
-def attributes_of(node: Any) -> Mapping[str, Any]:
-    """Return a node's attributes, name to value."""
-    import onnx
-
-    return {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}

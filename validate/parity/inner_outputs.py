@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from draftrt.export.graph.edit import makers, readers
 from draftrt.spec import DrafterSpec
 
 HIDDEN, LOGITS = "hidden", "base_logits"
@@ -66,8 +67,9 @@ def _made_with(graph: Any, weight: str) -> str | None:
 
 def _shaped(graph: Any, name: str) -> str:
     """Return the logits behind the head's product: multiplied and capped, before any bias."""
+    users_of = readers(graph)
     while True:
-        users = [node for node in graph.node if name in node.input]
+        users = users_of.get(name, [])
         if len(users) != 1 or users[0].op_type not in SHAPING:
             return name
         name = str(users[0].output[0])
@@ -79,8 +81,7 @@ def _give(model: Any, name: str, value: str, spec: DrafterSpec) -> None:
     from onnx import TensorProto, helper, numpy_helper
 
     graph = model.graph
-    taken = {output for node in graph.node for output in node.output}
-    assert name not in taken, f"the graph has a value {name!r} already"
+    assert name not in makers(graph), f"the graph has a value {name!r} already"
     constants = {
         "starts": [-spec.num_draft_tokens],
         "ends": [np.iinfo(np.int64).max],

@@ -167,7 +167,9 @@ def graph_with(weight: np.ndarray[tuple[int, ...], np.dtype[np.float32]], path: 
     """A file whose one weight lies in ``data``."""
     (path / "data").write_bytes(weight.tobytes())
     tensor = onnx.numpy_helper.from_array(weight, "w")
-    graph = onnx.helper.make_graph([], "g", [], [], [tensor])
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["w"], ["y"])], "g", [], [], [tensor]
+    )
     onnx.external_data_helper.set_external_data(tensor, "data", 0, weight.nbytes)
     del graph.initializer[:]
     tensor.ClearField("raw_data")
