@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -19,8 +22,6 @@ from draftrt.runtime.decoding.options import (
     PROPOSALS,
     SCHEDULES,
     DecodeOptions,
-    ProposalKind,
-    ScheduleKind,
 )
 from draftrt.runtime.decoding.stats import FinishReason, Stats
 from draftrt.runtime.load import PORTS, load
@@ -36,6 +37,89 @@ from draftrt.runtime.prompts import (
     room_problem,
 )
 from draftrt.runtime.targets.graph import GraphTarget
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def decode_options(function: F) -> F:
+    """Give a command the options of decoding: one ``options``, and ``stop``."""
+
+    @click.option(
+        "--max-tokens",
+        type=click.IntRange(1),
+        default=128,
+        show_default=True,
+        help="Most new tokens.",
+    )
+    @click.option(
+        "--min-tokens", type=click.IntRange(0), default=0, help="No end before that many."
+    )
+    @click.option(
+        "--stop", multiple=True, type=TEXT, help="String that ends the text; may be repeated."
+    )
+    @click.option(
+        "--ignore-eos", is_flag=True, help="Go on behind the target's end-of-text tokens."
+    )
+    @click.option(
+        "--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 is greedy."
+    )
+    @click.option(
+        "--top-k", type=click.IntRange(0), default=0, help="Keep the k likeliest; 0 is off."
+    )
+    @click.option(
+        "--top-p",
+        type=FiniteRange(0, 1, min_open=True),
+        default=1.0,
+        help="Keep the likeliest of this probability together; 1 is off.",
+    )
+    @click.option(
+        "--min-p",
+        type=FiniteRange(0, 1, max_open=True),
+        default=0.0,
+        help="Drop what is below this share of the likeliest; 0 is off.",
+    )
+    @click.option(
+        "--repetition-penalty",
+        type=FiniteRange(0, min_open=True),
+        default=1.0,
+        help="Above 1 discourages what was already said.",
+    )
+    @click.option(
+        "--proposal",
+        type=click.Choice(PROPOSALS),
+        default="argmax",
+        show_default=True,
+        help="Drafts are the most probable ones, or draws at the temperature.",
+    )
+    @click.option("--seed", type=click.IntRange(0), help="Makes sampling reproducible.")
+    @click.option(
+        "--confidence-threshold",
+        type=FiniteRange(0, 1),
+        default=0.0,
+        help="Verify only drafts before the first confidence below it; 0 is off.",
+    )
+    @click.option(
+        "--schedule",
+        type=click.Choice(SCHEDULES),
+        default="all",
+        show_default=True,
+        help="Verify all drafts, or as many as pay (needs draftrt bench --calibrate).",
+    )
+    @functools.wraps(function)
+    def wrapped(*args: Any, **given: Any) -> None:
+        chosen = {
+            one.name: given.pop(one.name) for one in fields(DecodeOptions) if one.name in given
+        }
+        if chosen["min_tokens"] > chosen["max_tokens"]:
+            raise click.UsageError(
+                f"--min-tokens {chosen['min_tokens']} is more than --max-tokens "
+                f"{chosen['max_tokens']}"
+            )
+        if given.pop("ignore_eos"):
+            chosen["stop_ids"] = frozenset()
+        function(*args, options=DecodeOptions(**chosen), **given)
+
+    return wrapped  # type: ignore[return-value]
 
 
 @click.command()
@@ -72,60 +156,7 @@ from draftrt.runtime.targets.graph import GraphTarget
     type=click.Choice(PORTS),
     help="How the target runs.  [default: graph where the bundle has one, else hf]",
 )
-@click.option(
-    "--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most new tokens."
-)
-@click.option("--min-tokens", type=click.IntRange(0), default=0, help="No end before that many.")
-@click.option(
-    "--stop",
-    multiple=True,
-    type=TEXT,
-    help="String that ends the text; may be repeated.",
-)
-@click.option("--ignore-eos", is_flag=True, help="Go on behind the target's end-of-text tokens.")
-@click.option(
-    "--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 is greedy."
-)
-@click.option("--top-k", type=click.IntRange(0), default=0, help="Keep the k likeliest; 0 is off.")
-@click.option(
-    "--top-p",
-    type=FiniteRange(0, 1, min_open=True),
-    default=1.0,
-    help="Keep the likeliest of this probability together; 1 is off.",
-)
-@click.option(
-    "--min-p",
-    type=FiniteRange(0, 1, max_open=True),
-    default=0.0,
-    help="Drop what is below this share of the likeliest; 0 is off.",
-)
-@click.option(
-    "--repetition-penalty",
-    type=FiniteRange(0, min_open=True),
-    default=1.0,
-    help="Above 1 discourages what was already said.",
-)
-@click.option(
-    "--proposal",
-    type=click.Choice(PROPOSALS),
-    default="argmax",
-    show_default=True,
-    help="Drafts are the most probable ones, or draws at the temperature.",
-)
-@click.option("--seed", type=click.IntRange(0), help="Makes sampling reproducible.")
-@click.option(
-    "--confidence-threshold",
-    type=FiniteRange(0, 1),
-    default=0.0,
-    help="Verify only drafts before the first confidence below it; 0 is off.",
-)
-@click.option(
-    "--schedule",
-    type=click.Choice(SCHEDULES),
-    default="all",
-    show_default=True,
-    help="Verify all drafts, or as many as pay (needs draftrt bench --calibrate).",
-)
+@decode_options
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS),
@@ -165,19 +196,8 @@ def run(
     form: Form,
     target: Path | None,
     target_port: str | None,
-    max_tokens: int,
-    min_tokens: int,
+    options: DecodeOptions,
     stop: tuple[str, ...],
-    ignore_eos: bool,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    proposal: ProposalKind,
-    seed: int | None,
-    confidence_threshold: float,
-    schedule: ScheduleKind,
     backend: str,
     device: str,
     plain: bool,
@@ -192,22 +212,6 @@ def run(
     standard output; the form of the prompts, acceptance and times to standard error.
     """
     requests = _requests(prompts, files, lists)
-    if min_tokens > max_tokens:
-        raise click.UsageError(f"--min-tokens {min_tokens} is more than --max-tokens {max_tokens}")
-    options = DecodeOptions(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        proposal=proposal,
-        seed=seed,
-        confidence_threshold=confidence_threshold,
-        schedule=schedule,
-        stop_ids=frozenset() if ignore_eos else None,
-    )
     with load(
         bundle,
         target=target,
@@ -220,7 +224,9 @@ def run(
     ) as pair:
         form = form.settled(pair.template, requests)
         every = form.encode(pair.encode, requests)
-        if not plain and (problem := room_problem(pair.decoder, requests, every, max_tokens)):
+        if not plain and (
+            problem := room_problem(pair.decoder, requests, every, options.max_tokens or 0)
+        ):
             raise problem
         for note in form.notes(pair.template, requests):
             click.echo(printable(note), err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from draftrt.backends import ONNXRUNTIME
@@ -11,6 +12,7 @@ from draftrt.bundle_files import Verify
 from draftrt.codec import read_object, token_ids
 from draftrt.errors import BackendError, BundleError, printable
 from draftrt.files import other_tensors
+from draftrt.quantization import DRAFT, TARGET
 from draftrt.runtime.backends.base import GraphSession
 from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.schedule import read_costs, where
@@ -66,19 +68,15 @@ def load(
     if folder is not None:
         _warn_of_other_weights(bundle, folder)
 
-    def open_on(name: str) -> GraphSession:
-        return open_graph(
-            bundle,
-            name,
-            backend=backend,
-            device=device,
-            threads=threads,
-            map_weights=map_weights,
-        )
-
-    drafter = None
-    if spec is not None:
-        drafter = DraftSession(spec, open_on("draft"))
+    open_on = partial(
+        open_graph,
+        bundle,
+        backend=backend,
+        device=device,
+        threads=threads,
+        map_weights=map_weights,
+    )
+    drafter = None if spec is None else DraftSession(spec, open_on(DRAFT))
     model: Target
     if folder is not None:
         model = HfTarget(folder, taps, device=device, threads=threads)
@@ -86,7 +84,7 @@ def load(
             sys.stderr.write(f"warning: {slow}\n")
     else:
         model = GraphTarget(
-            open_on("target"),
+            open_on(TARGET),
             bundle.graph("target").max_context,
             least_rows=least_rows(bundle, threads) if map_weights else 1,
         )

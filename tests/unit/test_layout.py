@@ -16,6 +16,7 @@ import pytest
 SIBLINGS = ("export", "engines", "runtime")
 STAGES = (*SIBLINGS, "validate")
 MAX_LINES = 500
+MOST_LINES_OF_A_FUNCTION = 50
 # A subject takes more lines than this; what is shorter stands alone for PyTorch's sake, seldom.
 FEW_LINES, MOST_SHORT_FILES = 60, 10
 MOST_ENTRIES = 12
@@ -308,6 +309,19 @@ def test_a_file_is_one_subject_neither_too_long_nor_a_scrap(root: Path) -> None:
         if n < FEW_LINES and not name.endswith(("__init__.py", "__main__.py"))
     }
     assert len(short) <= MOST_SHORT_FILES, f"put each with its subject: {short}"
+
+
+def test_a_function_fits_on_a_screen(root: Path) -> None:
+    """Signatures do not count, which are a command's options, and docstrings do not either."""
+    long = {}
+    for path in product_files(root):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                first = body[0].lineno if body else node.lineno
+                if (count := (node.end_lineno or first) - first + 1) > MOST_LINES_OF_A_FUNCTION:
+                    long[f"{path.relative_to(root)}: {node.name}"] = count
+    assert not long, f"more than {MOST_LINES_OF_A_FUNCTION} lines: {long}"
 
 
 def test_no_class_name_stands_for_two_things(root: Path) -> None:
