@@ -30,7 +30,7 @@ from draftrt.codec import from_json, parse, read_bytes, to_json
 from draftrt.errors import BundleError, SpecError
 from draftrt.files import Known, Stamp, read_known, remember, sample_sha256, sha256_of, stamp_of
 from draftrt.manifest import GraphEntry, LinkEntry, Manifest
-from draftrt.signature import Signature, TensorSpec
+from draftrt.signature import CONFIDENCE, DRAFT_IDS, NEXT_IDS, PAST, PRESENT, Signature, TensorSpec
 from draftrt.spec import DrafterSpec
 
 SMALL_BYTES = 1 << 20
@@ -345,7 +345,6 @@ MOST, MOST_SIZE, MOST_ROWS = 1 << 62, 1 << 31, 1 << 24
 MOST_RANK, CACHE_RANK, MOST_PROBLEMS = 8, 4, 8
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")  # those of export/activations
 DTYPES = ("int64", "int32", "bool", "float32", "float16", "bfloat16")
-PRESENT, PAST = "present_", "past_"
 POSITIVE = (
     *("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("block_size", "num_draft_tokens", "target_hidden_size", "input_vocab_size"),
@@ -403,7 +402,7 @@ def _graph_problems(graph: GraphEntry) -> Iterator[str]:
     aliases = [tensor.alias for tensor in signature.outputs if tensor.alias]
     if len(set(aliases)) < len(aliases):
         yield "signature: two outputs share the buffer of one input"
-    if "next_ids" in names and not {"R", "S"} <= signature.dimensions.keys():
+    if NEXT_IDS in names and not {"R", "S"} <= signature.dimensions.keys():
         yield f"dimensions: got {sorted(signature.dimensions)}, expected R and S"
 
 
@@ -451,13 +450,13 @@ def _drafter_problems(spec: DrafterSpec) -> Iterator[str]:
 def _of_drafter(spec: DrafterSpec, signature: Signature) -> Iterator[str]:
     """Yield where the draft graph's table contradicts the drafter's facts."""
     outputs = {tensor.name: tensor for tensor in signature.outputs}
-    drafts = outputs.get("draft_ids")
+    drafts = outputs.get(DRAFT_IDS)
     if drafts is not None and drafts.shape != (1, spec.num_draft_tokens):
         yield (
             f"graphs.draft: draft_ids: got shape {list(drafts.shape)}, expected [1, "
             f"{spec.num_draft_tokens}] of block_size {spec.block_size}"
         )
-    if ("confidence" in outputs) and spec.confidence is None:
+    if (CONFIDENCE in outputs) and spec.confidence is None:
         yield "graphs.draft: got confidences, expected none: the drafter has no such head"
 
 

@@ -16,16 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.compare.arrays import Finding, compare_ids, compare_values
+from draftrt.signature import CONFIDENCE, DRAFT_IDS
 from draftrt.tolerances import IDS, LOGITS, Limit
 
 ROW_OUTPUTS = (
-    "draft_ids",
+    DRAFT_IDS,
     "draft_vocab_ids",
     "candidates",
     "candidate_ids",
     "candidate_scores",
     "logits",
-    "confidence",
+    CONFIDENCE,
 )
 
 
@@ -56,7 +57,7 @@ class Judge:
         self, want: Mapping[str, NDArray[Any]], got: Mapping[str, NDArray[Any]]
     ) -> dict[str, Finding]:
         """Return output to finding for one round; outputs that the graph lacks are left out."""
-        rows = self._comparable_rows(want["draft_ids"], got["draft_ids"])
+        rows = self._comparable_rows(want[DRAFT_IDS], got[DRAFT_IDS])
         findings: dict[str, Finding] = {}
         compared: tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]] = ({}, {})
         for name, limit in self.limits.items():
@@ -102,14 +103,13 @@ class Judge:
         )
 
     def _comparable_rows(self, want: NDArray[Any], got: NDArray[Any]) -> int:
-        exact = self.limits["draft_ids"].agreement == 1.0
+        exact = self.limits[DRAFT_IDS].agreement == 1.0
         if exact or not self.is_sequential or want.shape != got.shape or (want == got).all():
             return int(want.shape[-1])
         return int(np.flatnonzero(want[0] != got[0])[0]) + 1
 
 
 TOP = 10
-CONFIDENCE = "confidence"
 VECTORS = ("hidden", *LOGITS)
 Array = NDArray[np.float64]
 

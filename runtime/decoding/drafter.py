@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from draftrt.errors import FeedError
 from draftrt.runtime.backends.base import Arrays, GraphSession
-from draftrt.signature import cache_bytes, cache_specs
+from draftrt.signature import (
+    ANCHOR,
+    CONFIDENCE,
+    CONTEXT_LENGTH,
+    DRAFT_IDS,
+    TARGET_HIDDEN,
+    cache_bytes,
+    cache_specs,
+)
 from draftrt.spec import DrafterSpec
 
 NOISE, INVERSE_TEMPERATURE = "noise", "inverse_temperature"
@@ -42,7 +50,7 @@ class DraftSession:
         self.extra_outputs = tuple(
             tensor.name
             for tensor in session.signature.outputs
-            if not tensor.alias and tensor.name not in ("draft_ids", "confidence")
+            if not tensor.alias and tensor.name not in (DRAFT_IDS, CONFIDENCE)
         )
         self._greedy_walk: dict[str, NDArray[np.float32]] = {}
         if self.noise_shape is not None:
@@ -84,9 +92,9 @@ class DraftSession:
         self.check_capacity(int(features.shape[1]))
         outputs = self._session.run(
             {
-                "anchor": np.array([anchor], np.int64),
-                "target_hidden": features,
-                "context_length": np.array([self.context_length], np.int64),
+                ANCHOR: np.array([anchor], np.int64),
+                TARGET_HIDDEN: features,
+                CONTEXT_LENGTH: np.array([self.context_length], np.int64),
                 **(self._greedy_walk if walk is None else walk),
             },
             rows=self.context_length + int(features.shape[1]) + self.spec.block_size,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from draftrt.errors import UnsupportedError
 from draftrt.runtime.decoding.drafter import INVERSE_TEMPERATURE, NOISE, DraftSession
 from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.signature import CONFIDENCE, DRAFT_IDS, LOGITS
 from draftrt.spec import DrafterSpec
 
 COLDEST_DRAW = 1e-3  # the lowest temperature at which drafts are drawn
@@ -101,13 +102,13 @@ def propose(
         outputs, q = drafter.draft(anchor, features, unwanted=drafter.extra_outputs), None
     else:
         walk = sampler.walk(drafter.noise_shape)
-        sources = ("candidate_ids", "candidate_scores", "vocabulary_ids", "logits")
+        sources = ("candidate_ids", "candidate_scores", "vocabulary_ids", LOGITS)
         unwanted = tuple(name for name in drafter.extra_outputs if name not in sources)
         outputs = drafter.draft(anchor, features, walk, unwanted=unwanted)
         q = realised(outputs, float(walk[INVERSE_TEMPERATURE][0]))
-    confidences = outputs.get("confidence")
+    confidences = outputs.get(CONFIDENCE)
     return Proposal(
-        token_ids=outputs["draft_ids"][0],
+        token_ids=outputs[DRAFT_IDS][0],
         confidences=None if confidences is None else confidences[0],
         distribution=q,
     )
@@ -124,7 +125,7 @@ def realised(outputs: Mapping[str, NDArray[Any]], inverse_temperature: float) ->
     if "candidate_scores" in outputs:
         scores, ids = outputs["candidate_scores"][0], outputs["candidate_ids"][0]
     else:
-        scores, ids = outputs["logits"][0], None
+        scores, ids = outputs[LOGITS][0], None
         if "vocabulary_ids" in outputs:
             ids = np.broadcast_to(outputs["vocabulary_ids"], scores.shape)
     scaled = scores.astype(np.float64) * inverse_temperature

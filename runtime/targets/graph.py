@@ -15,9 +15,16 @@ from numpy.typing import NDArray
 from draftrt.errors import BackendError, BundleError, FeedError
 from draftrt.runtime.backends.base import Arrays, GraphSession
 from draftrt.runtime.targets.base import TargetRows
-from draftrt.signature import cache_bytes, cache_specs
-
-FEATURES, LOGITS, NEXT, LOGIT_ROWS = "features", "logits", "next_ids", "logit_rows"
+from draftrt.signature import (
+    CONTEXT_LENGTH,
+    FEATURES,
+    INPUT_IDS,
+    LOGIT_ROWS,
+    LOGITS,
+    NEXT_IDS,
+    cache_bytes,
+    cache_specs,
+)
 
 
 class GraphTarget:
@@ -44,9 +51,9 @@ class GraphTarget:
             BundleError: the graph has not the outputs of a target.
         """
         specs = {tensor.name: tensor for tensor in session.signature.outputs}
-        if NEXT not in specs or LOGITS not in specs:
+        if NEXT_IDS not in specs or LOGITS not in specs:
             raise BundleError(
-                f"target graph: outputs {sorted(specs)[:4]}, expected {NEXT} and {LOGITS}",
+                f"target graph: outputs {sorted(specs)[:4]}, expected {NEXT_IDS} and {LOGITS}",
                 hint="export the bundle again",
             )
         self._session = session
@@ -128,8 +135,8 @@ class GraphTarget:
         fed = _padded(np.asarray(token_ids, np.int64), self._least_rows)
         out: dict[str, NDArray[Any]] = self._session.run(
             {
-                "input_ids": fed[None],
-                "context_length": np.array([self.length], np.int64),
+                INPUT_IDS: fed[None],
+                CONTEXT_LENGTH: np.array([self.length], np.int64),
                 LOGIT_ROWS: _padded(logit_rows, self._least_rows),
             },
             rows=self.length + len(fed),
@@ -140,7 +147,7 @@ class GraphTarget:
         empty = np.zeros((1, count, 0), np.float32)
         return TargetRows(
             features=out[FEATURES][:, :count] if self._has_features else empty,
-            token_ids=out[NEXT][0][:asked],
+            token_ids=out[NEXT_IDS][0][:asked],
             logits=out[LOGITS][0][:asked] if want_logits else None,
         )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from draftrt.signature import ANCHOR, CONTEXT_LENGTH, DRAFT_IDS, TARGET_HIDDEN
 from draftrt.spec import Precision
 from draftrt.validate.doctor.recording import Text
 from draftrt.validate.doctor.suspects import Suspect
@@ -91,12 +92,12 @@ class Replay:
         features = text.features(spec.target_layer_ids, self._suspect.normed, length, anchor)
         outputs = self._rounds.run(
             {
-                "anchor": np.array([text.ids[anchor]], np.int64),
-                "target_hidden": features,
-                "context_length": np.array([length], np.int64),
+                ANCHOR: np.array([text.ids[anchor]], np.int64),
+                TARGET_HIDDEN: features,
+                CONTEXT_LENGTH: np.array([length], np.int64),
             }
         )
-        return text.num_matching(anchor, outputs["draft_ids"][0])
+        return text.num_matching(anchor, outputs[DRAFT_IDS][0])
 
 
 def build_module(suspect: Suspect, weights: Mapping[str, Tensor], rows: int) -> Drafter:

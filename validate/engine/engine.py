@@ -34,6 +34,7 @@ from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.pair import Completion
 from draftrt.runtime.prompts import Form, asked
+from draftrt.signature import ANCHOR, CONTEXT_LENGTH, DRAFT_IDS, TARGET_HIDDEN
 from draftrt.spec import Family, Precision
 from draftrt.validate.parity.pair import PairReport, as_text, check_pair
 
@@ -161,9 +162,6 @@ def make_engine(
         ParityError: the graph differs from the module, or the drafter changed the output.
         DraftrtError: whatever a step raises.
     """
-    from draftrt.export.options import ExportOptions
-    from draftrt.export.pipeline import export_bundle
-
     check_request(options)
     form = _settled(target, options, report) if options.with_run else options.form
     made = EngineReport(bundle=out)
@@ -176,19 +174,7 @@ def make_engine(
         report(f"{name}: {made.steps[-1].result}")
         return value
 
-    chosen = ExportOptions(
-        precision=options.precision,
-        quantization=options.quantization,
-        sample_from_anchor=options.sample_from_anchor,
-        family=options.family,
-        ignore_keys=options.ignore_keys,
-        force=True,
-    )
-    bundle = step(
-        "export",
-        lambda: Bundle.open(export_bundle(draft, target, out, chosen, report)),
-        _say_bundle,
-    )
+    bundle = step("export", lambda: _export(draft, target, out, options, report), _say_bundle)
     made.bundle_bytes = _size(bundle)
     made.plans = step("plans", lambda: _build(out, options), _say_plans)
     made.next_lines = next_lines(Bundle.open(out), options.backend, options.sms)
@@ -199,6 +185,23 @@ def make_engine(
             made.completion = step("run", lambda: _run(checked, target, options, form), _say_run)
             made.form = form.describe()
     return made
+
+
+def _export(
+    draft: Path, target: Path, out: Path, options: EngineOptions, report: Callable[[str], None]
+) -> Bundle:
+    from draftrt.export.options import ExportOptions
+    from draftrt.export.pipeline import export_bundle
+
+    chosen = ExportOptions(
+        precision=options.precision,
+        quantization=options.quantization,
+        sample_from_anchor=options.sample_from_anchor,
+        family=options.family,
+        ignore_keys=options.ignore_keys,
+        force=True,
+    )
+    return Bundle.open(export_bundle(draft, target, out, chosen, report))
 
 
 def check_request(options: EngineOptions) -> None:
@@ -242,11 +245,11 @@ def check_opens(path: Path) -> int:
     spec = bundle.drafter()
     with open_graph(bundle) as session:
         feeds: dict[str, NDArray[Any]] = {
-            "anchor": np.zeros(1, np.int64),
-            "target_hidden": np.zeros((1, 1, spec.feature_size), np.float32),
-            "context_length": np.zeros(1, np.int64),
+            ANCHOR: np.zeros(1, np.int64),
+            TARGET_HIDDEN: np.zeros((1, 1, spec.feature_size), np.float32),
+            CONTEXT_LENGTH: np.zeros(1, np.int64),
         }
-        ids = session.run(feeds)["draft_ids"][0]
+        ids = session.run(feeds)[DRAFT_IDS][0]
     vocab = spec.target_vocab_size or spec.input_vocab_size
     if ids.shape != (spec.num_draft_tokens,) or ids.min() < 0 or ids.max() >= vocab:
         raise ParityError(

@@ -21,6 +21,7 @@ from draftrt.compare.arrays import Finding
 from draftrt.compare.measures import Judge
 from draftrt.errors import UnsupportedError
 from draftrt.runtime.prompts import Form, Request
+from draftrt.signature import DRAFT_IDS, TARGET_HIDDEN
 from draftrt.spec import Precision
 from draftrt.tolerances import FP16_AGAINST_FP32, LARGEST_FEATURE
 from draftrt.validate.compare.tables import render
@@ -159,7 +160,7 @@ def record_ranges(
 
     spec, recorder = narrow.spec, Fp16Peaks(narrow)
     is_sequential = spec.markov is not None or spec.selector is not None
-    judge = Judge({"draft_ids": FP16_AGAINST_FP32}, is_sequential=is_sequential)
+    judge = Judge({DRAFT_IDS: FP16_AGAINST_FP32}, is_sequential=is_sequential)
     watched = ReferenceRounds(narrow, Precision.FP16, max_context)
     compared = ReferenceRounds(wide, Precision.FP32, max_context)
     count = 0
@@ -169,12 +170,12 @@ def record_ranges(
         judge(compared.run(feeds), found)
         count += 1
     points = [Point(*item) for item in sorted(recorder.largest.items(), key=lambda item: -item[1])]
-    return points, judge.shares()["draft_ids"], count
+    return points, judge.shares()[DRAFT_IDS], count
 
 
 def _scaled(feeds: Feeds, features: float) -> Feeds:
-    hidden = feeds["target_hidden"]
-    return feeds | {"target_hidden": hidden * np.float32(features / np.abs(hidden).max())}
+    hidden = feeds[TARGET_HIDDEN]
+    return feeds | {TARGET_HIDDEN: hidden * np.float32(features / np.abs(hidden).max())}
 
 
 SHOWN = 24

@@ -6,6 +6,7 @@ from typing import Any
 
 from draftrt.compare.arrays import Finding
 from draftrt.compare.measures import Measure
+from draftrt.signature import PRESENT
 from draftrt.tolerances import CACHE, IDS
 from draftrt.validate.compare.tables import limited, render
 from draftrt.validate.parity.parity import AS_RUN, REFERENCE, ParityReport
@@ -85,7 +86,7 @@ def _grouped(report: ParityReport) -> dict[str, list[Finding]]:
     grouped: dict[str, list[Finding]] = {}
     for named in report.findings:
         for name, finding in named.items():
-            is_cache, as_run = name.startswith("present_"), name.endswith(AS_RUN)
+            is_cache, as_run = name.startswith(PRESENT), name.endswith(AS_RUN)
             kind = CACHE + AS_RUN * as_run if is_cache else name
             grouped.setdefault(kind, []).append(finding)
     caches = {kind: grouped.pop(kind) for kind in (CACHE, CACHE + AS_RUN) if kind in grouped}

@@ -24,6 +24,7 @@ from draftrt.backends import ONNXRUNTIME
 from draftrt.compare.arrays import Finding, compare_ids, compare_values
 from draftrt.compare.measures import Judge, Measure
 from draftrt.errors import DraftrtError, SpecError
+from draftrt.signature import ANCHOR, CONTEXT_LENGTH, TARGET_HIDDEN
 from draftrt.spec import DrafterSpec, Precision, TargetSpec
 from draftrt.tolerances import RECORD, Limit, golden_limit, limit_of
 from draftrt.validate.records.cases import ID_ARRAYS, CaseRound, GoldenCase, read_case
@@ -273,9 +274,9 @@ def drafter_of(module: Drafter, precision: Precision, context: int) -> Draft:
     def draft(anchor: int, features: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:
         nonlocal length
         feeds: dict[str, NDArray[Any]] = {
-            "anchor": np.array([anchor], np.int64),
-            "target_hidden": features,
-            "context_length": np.array([length], np.int64),
+            ANCHOR: np.array([anchor], np.int64),
+            TARGET_HIDDEN: features,
+            CONTEXT_LENGTH: np.array([length], np.int64),
         }
         length += features.shape[1]
         return rounds.run(feeds)

@@ -29,6 +29,7 @@ from draftrt.bundle import new_bundle
 from draftrt.files import sha256_of, write_atomically
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.signature import ANCHOR, TARGET_HIDDEN
 from draftrt.spec import DrafterSpec, Family, TableSource
 from draftrt.tolerances import LOGITS
 from draftrt.validate.records.cases import (
@@ -137,7 +138,7 @@ def _arrays(
     arrays: Arrays = {}
     for index, (feeds, outputs) in enumerate(rounds):
         report(f"round {index}: {feeds['target_hidden'].shape[1]} rows of context")
-        named = {"anchor": feeds["anchor"][0], "target_hidden": feeds["target_hidden"]}
+        named = {ANCHOR: feeds[ANCHOR][0], TARGET_HIDDEN: feeds[TARGET_HIDDEN]}
         named |= _kept(spec, outputs)
         arrays |= {f"r{index}.{name}": array for name, array in named.items()}
     return arrays

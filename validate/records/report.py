@@ -8,6 +8,7 @@ from typing import Any
 from draftrt.compare.arrays import Finding, worst_of
 from draftrt.compare.measures import Measure
 from draftrt.errors import DraftrtError, ParityError
+from draftrt.signature import DRAFT_IDS
 from draftrt.validate.compare.tables import limited, render
 from draftrt.validate.parity.parity import ParityReport
 from draftrt.validate.parity.report import as_json as parity_json
@@ -180,7 +181,7 @@ def _cells(row: MatrixRow) -> list[str]:
 
 def ids_equal(parity: ParityReport) -> str:
     """Return how many drafted ids of a parity check agree, as ``448 of 448``."""
-    found = [named["draft_ids"] for named in parity.findings]
+    found = [named[DRAFT_IDS] for named in parity.findings]
     return f"{sum(one.num_equal for one in found)} of {sum(one.num_compared for one in found)}"
 
 
@@ -197,8 +198,8 @@ def _recorded(row: MatrixRow) -> str:
     # An fp32 record is compared array by array (rN.tokens), a rounded one over all rounds.
     found = {name.rpartition(".")[2]: [one] for name, one in row.record.items()}
     found["tokens"] = [one for name, one in row.record.items() if name.endswith(".tokens")]
-    told = _count(found["tokens"] or found["draft_ids"])
-    of_module = found.get(IN_BF16 + "draft_ids")
+    told = _count(found["tokens"] or found[DRAFT_IDS])
+    of_module = found.get(IN_BF16 + DRAFT_IDS)
     return f"{told}, PyTorch {_count(of_module)}" if of_module else told
 
 
