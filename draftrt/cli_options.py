@@ -146,6 +146,26 @@ def parse_option(
         raise click.BadParameter(str(error), ctx, param) from error
 
 
+def sm_numbers(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """Return ``86,89,120`` as numbers, or fail as wrong usage."""
+    if value is None:
+        return None
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise click.BadParameter(f"got {value!r}, expected numbers such as 86,89,120", ctx, param)
+    return tuple(int(part) for part in parts)
+
+
+kept_for_option = click.option(
+    "--sm",
+    "sms",
+    metavar="SM,...",
+    callback=sm_numbers,
+    help="GPUs that the graphs are for: from 89 on a checkpoint's FP8 codes are kept, which others "
+    "cannot multiply with.  [default: any from 86 on]",
+)
 quantize_option = click.option(
     "--quantize",
     "quantization",

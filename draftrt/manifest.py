@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftrt.quantization import Part, Scheme
+from draftrt.quantization import KeptForm, Part, Scheme, part_of
 from draftrt.signature import Signature
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision, TargetSpec
 
@@ -31,6 +31,9 @@ class GraphEntry:
         read_bytes: those of them that a call reads whole; of a lookup table it reads some rows.
         borrowed: weights that lie in the data of another graph of the bundle, which has them too,
             to that file.
+        kept: weights that are held by the codes that their checkpoint stores, each with its form.
+        stored: what the quantised weights of the checkpoint became, in words, with the largest
+            change of one.
     """
 
     file: str
@@ -45,6 +48,17 @@ class GraphEntry:
     weight_bytes: int = 0
     read_bytes: int = 0
     borrowed: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, KeptForm] = field(default_factory=dict)
+    stored: tuple[str, ...] = ()
+
+    def schemes(self) -> dict[Part, Scheme]:
+        """Return each part with the scheme that asks most of a GPU, kept codes among them."""
+        found = dict(self.quantization)
+        for name, form in self.kept.items():
+            part = part_of(name, is_product=True)
+            if part is not None and (part not in found or form.scheme is Scheme.FP8):
+                found[part] = form.scheme
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

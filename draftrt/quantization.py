@@ -7,6 +7,7 @@ Weights alone are quantised: what a layer computes with stays in the graph's own
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from draftrt.errors import SpecError, UnsupportedError
@@ -36,6 +37,21 @@ class Part(str, Enum):
 
 
 Quantization = Mapping[Part, Scheme]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptForm:
+    """How a graph holds a weight that its checkpoint stores quantised: by the checkpoint's codes.
+
+    Attributes:
+        scheme: of the codes.
+        block: inputs that share a scale; None for one an output channel.
+    """
+
+    scheme: Scheme
+    block: int | None = None
+
+
 DRAFT, TARGET = "draft", "target"  # names of the graphs of a bundle
 PRODUCTS = (Part.LINEAR, Part.HEAD)  # what a scheme without a part stands for
 LINEARS = (

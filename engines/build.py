@@ -139,7 +139,7 @@ def _resolve(graph: GraphEntry, options: BuildOptions) -> tuple[BuildOptions, st
 def _check_sms(graph: GraphEntry, options: BuildOptions) -> None:
     collect(
         request_findings(
-            options.backend, options.sms, graph.precision, graph.quantization, options.device
+            options.backend, options.sms, graph.precision, graph.schemes(), options.device
         )
     )
 

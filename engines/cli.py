@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from draftrt.bundle import Bundle
-from draftrt.cli_options import FiniteRange
+from draftrt.cli_options import FiniteRange, sm_numbers
 from draftrt.codec import to_json
 from draftrt.engines.build import BuildResult, build_plan
 from draftrt.engines.capabilities import FACTS, Backend
@@ -32,14 +32,9 @@ def parse_sms(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int, ...] | None:
     """Return ``86,89,120`` as numbers, or fail as wrong usage."""
-    if value is None:
-        return None
-    parts = [part.strip() for part in value.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise click.BadParameter(f"got {value!r}, expected numbers such as 86,89,120", ctx, param)
-    sms = tuple(int(part) for part in parts)
+    sms = sm_numbers(ctx, param, value)
     known = {sm for facts in FACTS.values() for sm in facts.sms}
-    if strange := [sm for sm in sms if sm not in known]:
+    if strange := [sm for sm in sms or () if sm not in known]:
         names = ", ".join(f"SM{sm}" for sm in strange)
         raise click.BadParameter(f"got {names}, expected of {_VALID_SMS}", ctx, param)
     return sms

@@ -17,6 +17,7 @@ from draftrt.cli_options import (
     check_replaced,
     family_option,
     ignore_key_option,
+    kept_for_option,
     no_verify_option,
     quantize_option,
     stated_family,
@@ -86,6 +87,7 @@ from draftrt.spec import Precision, Profile
 @family_option
 @ignore_key_option
 @quantize_option
+@kept_for_option
 @click.option(
     "--target-graph/--no-target-graph",
     default=None,
@@ -118,6 +120,7 @@ def export(
     outputs: tuple[str, ...],
     sampled: bool,
     quantization: dict[str, dict[Part, Scheme]],
+    sms: tuple[int, ...] | None,
     sample_from_anchor: bool | None,
     family: str | None,
     ignore_keys: tuple[str, ...],
@@ -156,6 +159,7 @@ def export(
         force=force,
         weights=WeightMode(weights),
         hash_all=hashed == "full",
+        sms=sms or (),
     )
     bar = ProgressBar()
     export_bundle(draft, target, out, options, bar.report, bar.show)

@@ -43,6 +43,8 @@ class ExportOptions:
         weights: whether the bundle holds its weights or points to those of the checkpoint.
         hash_all: hash the checkpoint's weights whole; see `draftrt.files` for what is hashed
             otherwise.
+        sms: compute capabilities of the GPUs that the graphs are for, where more than the least of
+            them may be asked for; empty: any from 86 on.
     """
 
     precision: Precision = Precision.FP32
@@ -58,6 +60,7 @@ class ExportOptions:
     force: bool = False
     weights: WeightMode = WeightMode.COPY
     hash_all: bool = False
+    sms: tuple[int, ...] = ()
 
 
 def max_context(options: ExportOptions, *specs: DrafterSpec | DecoderSpec | None) -> int:

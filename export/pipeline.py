@@ -148,6 +148,12 @@ def _write_graphs(
         signature = target_signature(decoder, taps, options.precision, context)
         caches["target"] = cache_bytes(signature)
     check_memory(weights, caches, context)
+    for name, placed in weights.items():
+        for part in set(options.quantization.get(name, {})) - set(placed.quantization):
+            report(
+                f"note: {name}: {part.value} stays in the codes of its checkpoint: --quantize is "
+                "for what is not quantised yet"
+            )
     if loaded is not None and options.hash_all:
         for path in _own_files(loaded):
             files.hash_input(path)
@@ -162,6 +168,9 @@ def _write_graphs(
         graphs["target"] = write_target_graph(
             decoder, folder, taps, options, report, context, weights["target"]
         )
+    for name, entry in graphs.items():
+        for line in entry.stored:
+            report(f"{name}: {line}")
     return graphs
 
 

@@ -25,6 +25,7 @@ from draftrt.export.models.weights import placeholders
 from draftrt.export.options import ExportOptions, Report, max_context
 from draftrt.export.tracing.trace import trace
 from draftrt.export.weights.data_file import is_read_whole
+from draftrt.export.weights.kept import described
 from draftrt.export.weights.placement import DRAFT_FILE, TARGET_FILE, place_draft
 from draftrt.export.weights.storage import PlacedWeights, weight_files
 from draftrt.manifest import GraphEntry
@@ -95,6 +96,8 @@ def entry_of(
         borrowed=weights.borrowed(),
         weight_bytes=weights.num_bytes(),
         read_bytes=weights.num_bytes(is_read_whole),
+        kept={name: one.kept for name, one in weights.tensors.items() if one.kept is not None},
+        stored=tuple(described(weights.tensors)),
     )
 
 

@@ -22,7 +22,13 @@ from draftrt.compare.ties import CHOSEN_FROM
 from draftrt.export.check.compare import Arrays, compare_rounds
 from draftrt.export.check.extent import TABLES, Rows
 from draftrt.export.check.feeds import random_caches, round_feeds, rounds_to_check, walk_to_compare
-from draftrt.export.check.layer_samples import BothSides, Sample, compare_samples, samples
+from draftrt.export.check.layer_samples import (
+    BothSides,
+    Sample,
+    compare_samples,
+    layer_kinds,
+    samples,
+)
 from draftrt.export.check.lazy_weights import LazyWeights
 from draftrt.export.check.reference import reference_module
 from draftrt.export.check.same_layers import check_same_layers
@@ -116,7 +122,7 @@ def check_draft_sampled(
             confidences or caches are beyond their limits.
     """
     both = _DrafterSides(f"{path.name}, ", spec, tensors, signature, precision, max_context)
-    check_nodes = partial(check_same_layers, path, spec.layers)
+    check_nodes = partial(check_same_layers, path, layer_kinds(spec.layers, tensors))
     return compare_samples(path, tensors, both.samples(), TABLES, both, check_nodes, written)
 
 
@@ -140,7 +146,7 @@ class _DrafterSides(BothSides):
         """Return what is computed: an empty context, and the longest."""
         rounds = [(0, 1), (self.max_context - self.block - 2, 2)]
         rows = self._tensors["lm_head.weight"].shape[0]
-        todo = samples(self._spec.layers, rounds, rows)
+        todo = samples(layer_kinds(self._spec.layers, self._tensors), rounds, rows)
         if self._walk is None or self._spec.vocab_map is VocabMap.IDENTITY:
             return todo
         return [replace(sample, block=Rows(0, rows)) for sample in todo]  # it tells all their ids

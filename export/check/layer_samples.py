@@ -32,6 +32,8 @@ from draftrt.export.check.onnx_file import check_weights
 from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.layers import EMBEDDING, state_name
 from draftrt.export.weights.overflow import is_finite
+from draftrt.export.weights.quantized import QuantizedRef
+from draftrt.export.weights.tensors import WEIGHT
 from draftrt.onnx_session import load_onnxruntime
 from draftrt.signature import PAST, PRESENT, cache_names
 from draftrt.spec import Precision
@@ -54,6 +56,22 @@ class Sample:
     block: Rows
     length: int
     count: int
+
+
+def layer_kinds(kinds: Sequence[Hashable], tensors: Mapping[str, GraphTensor]) -> list[Hashable]:
+    """Return the layers' kinds, those whose weights are held in other forms apart.
+
+    Args:
+        kinds: of the layers by what they compute.
+        tensors: the graph's weights as its file holds them.
+    """
+    forms: list[list[Hashable]] = [[] for _ in kinds]
+    for name in sorted(tensors):
+        match, ref = WEIGHT.match(name), tensors[name].source
+        if match and isinstance(ref, QuantizedRef) and ref.scales is not None:
+            blocks = ref.scales.shape[0] if len(ref.scales.shape) == 2 else 0
+            forms[int(match[2])].append((name[match.end() :], ref.scheme, blocks))
+    return [(kind, *form) for kind, form in zip(kinds, forms, strict=True)]
 
 
 def samples(

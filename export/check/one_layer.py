@@ -28,7 +28,6 @@ from draftrt.export.graph.quantize import look_up_rows
 from draftrt.export.weights.quantized import QuantizedRef, packed
 from draftrt.export.weights.tensors import CODES, SCALES
 from draftrt.onnx_session import read_onnx
-from draftrt.quantization import Scheme
 from draftrt.signature import FEATURES
 
 
@@ -134,7 +133,7 @@ def _cut_quantised(
             continue
         codes = packed(ref.codes(rows.start, rows.stop).T.contiguous(), ref.scheme)
         scales = ref.channel_scales(rows.start, rows.stop)
-        scales = (scales.T if ref.scheme is Scheme.INT4 else scales).contiguous()
+        scales = (scales.T if scales.ndim == 2 else scales).contiguous()
         raw = scales.view(torch.uint8).numpy().tobytes()
         for whole, content in ((name + CODES, codes), (name + SCALES, raw)):
             _replace(nodes, weights, whole, content, len(rows))

@@ -24,8 +24,8 @@ from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.edit import place_of
 from draftrt.export.graph.files import read_initialisers
 from draftrt.export.weights.data_file import is_linkable, num_bytes
-from draftrt.export.weights.quantize import dequantize, quantize_rows
-from draftrt.export.weights.quantized import SLICE_ELEMENTS, QuantizedRef
+from draftrt.export.weights.quantize import dequantize
+from draftrt.export.weights.quantized import SLICE_ELEMENTS, QuantizedRef, encoded
 from draftrt.manifest import LINKED
 from draftrt.onnx_session import read_onnx
 from draftrt.quantization import TABLES
@@ -137,9 +137,10 @@ def check_channels(path: Path, tensors: Mapping[str, GraphTensor]) -> int:
         tensor = tensors[ref.name if ref.name in tensors else TABLES[1]]
         rows, width = ref.shape
         chosen = sampled_rows(rows, width, SLICE_ELEMENTS // 2)
-        content = torch.cat([tensor.source.rows(row, row + 1).read() for row in chosen])
-        again = quantize_rows(ref.name, content, ref.scheme, getattr(torch, ref.dtype))
-        differs = (ref.exact_channels(chosen) != dequantize(*again)).any(dim=1)
+        again = torch.cat(
+            [dequantize(*encoded(ref.name, tensor, ref.scheme, row, row + 1)) for row in chosen]
+        )
+        differs = (ref.exact_channels(chosen) != again).any(dim=1)
         if differs.any():
             channel = chosen[int(differs.nonzero()[0])]
             raise ExportError(

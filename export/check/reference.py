@@ -16,7 +16,7 @@ from draftrt.export.models.signature import EXTRA_OUTPUTS, SAMPLED_INPUTS
 from draftrt.export.weights.quantized import QuantizedRef
 from draftrt.export.weights.tensors import graph_dtype, rope_tensors
 from draftrt.manifest import GraphEntry
-from draftrt.quantization import DRAFT, TARGET, describe, part_of
+from draftrt.quantization import DRAFT, TARGET, KeptForm, describe, part_of
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision, Profile
 
 # What code that builds a model of facts raises where they contradict each other.
@@ -183,12 +183,24 @@ def _quantization_problem(stored: Mapping[str, TensorRef], entry: GraphEntry) ->
         part: ref.scheme
         for name, ref in stored.items()
         if isinstance(ref, QuantizedRef)
+        and name not in entry.kept
         and (part := part_of(name, is_product=ref.is_product)) is not None
     }
+    wrong = [name for name, form in entry.kept.items() if _form(stored.get(name)) != form]
+    if wrong:
+        return [f"{wrong[0]} is not held as the manifest states ({len(wrong)} such in all)"]
     if held == dict(entry.quantization):
         return []
     got, want = (describe(one) or "none" for one in (held, entry.quantization))
     return [f"quantised weights: got {got}, the manifest states {want}"]
+
+
+def _form(ref: TensorRef | None) -> KeptForm | None:
+    """Return the form of a quantised weight of a file; None for other weights."""
+    if not isinstance(ref, QuantizedRef) or ref.scales is None:
+        return None
+    blocks = ref.scales.shape[0] if len(ref.scales.shape) == 2 else 0
+    return KeptForm(ref.scheme, ref.shape[1] // blocks if blocks else None)
 
 
 def _wide(tensor: GraphTensor) -> GraphTensor:

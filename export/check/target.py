@@ -12,7 +12,13 @@ from torch import nn
 from draftrt.errors import ExportError
 from draftrt.export.check.compare import Arrays, compare_rounds
 from draftrt.export.check.feeds import random_caches, target_feeds, target_rounds
-from draftrt.export.check.layer_samples import BothSides, Sample, compare_samples, samples
+from draftrt.export.check.layer_samples import (
+    BothSides,
+    Sample,
+    compare_samples,
+    layer_kinds,
+    samples,
+)
 from draftrt.export.check.lazy_weights import LazyWeights
 from draftrt.export.check.one_layer import feature_sources
 from draftrt.export.check.same_layers import check_same_layers
@@ -96,13 +102,14 @@ def check_target_sampled(
         ExportError: a weight's bytes or the places of the features differ, a layer's nodes are not
             those of its kind, or logits or caches are beyond their limits.
     """
+    kinds = layer_kinds(spec.windows, tensors)
     both = _TargetSides(f"{path.name}, ", spec, tensors, precision, max_context)
 
     def check_nodes() -> list[str]:
-        return [*_check_features(path, taps), *check_same_layers(path, spec.windows)]
+        return [*_check_features(path, taps), *check_same_layers(path, kinds)]
 
     head = tensors[both.head]
-    todo = samples(spec.windows, [(0, 5), (max_context - 3, 3)], head.shape[0])
+    todo = samples(kinds, [(0, 5), (max_context - 3, 3)], head.shape[0])
     return compare_samples(path, tensors, todo, (head.name,), both, check_nodes, written)
 
 

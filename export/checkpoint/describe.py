@@ -217,6 +217,8 @@ def bundle_table(bundle: Bundle) -> Iterator[tuple[str, str, str]]:
     for name, entry in manifest.graphs.items():
         size = manifest.files[entry.data].bytes if entry.data in manifest.files else 0
         yield f"graph {name}", _graph(entry), f"{entry.file}, {size / 1e6:.1f} MB of weights"
+        for line in entry.stored:
+            yield f"weights of {name}", line, "manifest.json"
     for plan in manifest.plans.values():
         sms = ", ".join(str(sm) for sm in plan.sms)
         about = f"{plan.backend} {plan.backend_version}, SM {sms}"

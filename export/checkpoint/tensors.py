@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from draftrt.dtypes import BY_NAME
 from draftrt.errors import CheckpointError, ExportError
+from draftrt.quantization import KeptForm
 
 if TYPE_CHECKING:
     import torch
@@ -171,12 +172,14 @@ class GraphTensor:
         shape: its shape in the graph.
         dtype: element type in the graph, a NumPy-style name.
         source: unread content, already cut to the shape.
+        kept: how the graph holds it by its checkpoint's own codes; None where it does not.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     source: TensorRef
+    kept: KeptForm | None = None
 
     @property
     def itemsize(self) -> int:

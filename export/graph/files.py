@@ -21,6 +21,7 @@ import torch
 from draftrt.bundle_files import name_problem, place_problem
 from draftrt.dtypes import BY_NAME, FLOATS
 from draftrt.errors import BundleError, ExportError
+from draftrt.export.checkpoint.quantized.linear import StoredRef
 from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef, from_tensor
 from draftrt.export.graph.attention import group_attention
 from draftrt.export.graph.edit import place_of, put_place
@@ -262,7 +263,8 @@ def requantized(path: Path, tensors: Mapping[str, GraphTensor]) -> dict[str, Gra
     """
     found = dict(tensors)
     for name, stored in read_initialisers(path).items():
-        if isinstance(stored, QuantizedRef) and name in tensors:
+        is_kept = name in tensors and isinstance(tensors[name].source, StoredRef)
+        if isinstance(stored, QuantizedRef) and name in tensors and not is_kept:
             one = tensors[name]
             ref = RequantizedRef(name, one.dtype, one.shape, source=one.source, stored=stored)
             found[name] = GraphTensor(name, one.shape, one.dtype, ref)

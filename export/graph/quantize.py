@@ -57,6 +57,9 @@ def _use_of(
     for index, name in enumerate(node.input):
         if name not in tensors:
             continue
+        kept = tensors[name].kept
+        if kept is not None and node.op_type == "Gemm" and index == 1:
+            return QuantizedUse(name, tensors[name], kept.scheme, is_product=True)
         part = part_of(name, is_product=node.op_type == "Gemm" and index == 1)
         if part is not None and part in quantization:
             return QuantizedUse(

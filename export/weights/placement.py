@@ -9,11 +9,13 @@ from draftrt.errors import UnsupportedError
 from draftrt.export.checkpoint.drafter import LoadedDrafter
 from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.options import ExportOptions
+from draftrt.export.weights.kept import keep_codes
 from draftrt.export.weights.storage import PlacedWeights, WeightFiles
 from draftrt.export.weights.tensors import INT4_OPSET, draft_tensors, target_tensors
 from draftrt.quantization import (
     DRAFT,
     TARGET,
+    Part,
     Quantization,
     Scheme,
     block_of,
@@ -58,7 +60,20 @@ def _place(
 ) -> PlacedWeights:
     quantization = options.quantization.get(graph, {})
     check_quantization(tensors, quantization, options.profile.opset)
+    tensors = keep_codes(tensors, options.profile.opset, options.sms)
+    quantization = {
+        part: scheme for part, scheme in quantization.items() if _has_left(part, tensors)
+    }
     return files.place(f"{file}.data", tensors, quantization)
+
+
+def _has_left(part: Part, tensors: Mapping[str, GraphTensor]) -> bool:
+    """Whether a part has weights that are not held by their checkpoint's own codes."""
+    return part is Part.EMBEDDING or any(
+        tensor.kept is None
+        for name, tensor in tensors.items()
+        if part_of(name, is_product=True) is part
+    )
 
 
 def check_quantization(

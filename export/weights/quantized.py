@@ -11,7 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftrt.export.checkpoint.tensors import TensorRef, from_tensor
+from draftrt.export.checkpoint.quantized.linear import StoredRef
+from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef, from_tensor
+from draftrt.export.weights.kept import kept_rows
+from draftrt.export.weights.overflow import check_held
 from draftrt.export.weights.quantize import dequantize, quantize_rows
 from draftrt.export.weights.tensors import QuantizedUse
 from draftrt.quantization import Scheme, block_of, bytes_of
@@ -51,7 +54,7 @@ def write_quantized(
     size = bytes_of(rows * width, use.scheme)
     stream.seek(start + size)
     content = torch.cat(parts)
-    if use.is_product and use.scheme is Scheme.INT4:
+    if use.is_product and use.block is not None:
         content = content.T.contiguous()
     offset = align(stream)
     raw = content.view(torch.uint8).numpy().tobytes()
@@ -66,8 +69,31 @@ def _slices(use: QuantizedUse) -> Iterator[tuple[int, Tensor, Tensor]]:
     if rows % 2 and use.scheme is Scheme.INT4:
         step = rows
     for first in range(0, rows, step):
-        content = use.tensor.source.rows(first, min(first + step, rows)).read()
-        yield (first, *quantize_rows(use.name, content, use.scheme, use.tensor.torch_dtype))
+        yield (first, *encoded(use.name, use.tensor, use.scheme, first, min(first + step, rows)))
+
+
+def encoded(
+    name: str, tensor: GraphTensor, scheme: Scheme, start: int, stop: int
+) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of some output channels: the checkpoint's own where they are kept.
+
+    Args:
+        name: for messages.
+        tensor: the weight.
+        scheme: how it is quantised.
+        start: first channel.
+        stop: the one behind the last.
+    """
+    source = tensor.source.rows(start, stop)
+    if tensor.kept is None:
+        return quantize_rows(name, source.read(), scheme, tensor.torch_dtype)
+    assert isinstance(source, StoredRef)
+    codes, factors = kept_rows(source, tensor.kept)
+    wide = torch.from_numpy(factors)
+    scales = wide.to(tensor.torch_dtype)
+    check_held(f"a scale of {name}", wide, scales, tensor.dtype)
+    held = torch.from_numpy(codes)
+    return held.view(torch.float8_e4m3fn) if scheme is Scheme.FP8 else held, scales
 
 
 def packed(codes: Tensor, scheme: Scheme) -> bytes:
@@ -146,10 +172,10 @@ class QuantizedRef(TensorRef):
         return unpacked(lines, self.scheme)[:, start % 2 : start % 2 + stop - start].T
 
     def channel_scales(self, start: int, stop: int) -> Tensor:
-        """Return the scales of some output channels: [n], for int4 [n, blocks]."""
+        """Return the scales of some output channels: [n], of blocks [n, blocks]."""
         assert self.scales is not None
         scales = self.scales.read()
-        return scales[:, start:stop].T if self.scheme is Scheme.INT4 else scales[start:stop]
+        return scales[:, start:stop].T if scales.ndim == 2 else scales[start:stop]
 
     def exact_channels(self, channels: Sequence[int]) -> Tensor:
         """Return output channels from all over the weight, [n, in] float32, as `exact_rows` does.

@@ -198,6 +198,8 @@ def rope_tensors(
 
 def is_quantised(name: str, tensors: Mapping[str, GraphTensor], quantization: Quantization) -> bool:
     """Return whether every use of a weight is quantised; a tied table has two."""
+    if tensors[name].kept is not None:
+        return True
     if name in TABLES:
         is_tied = HEAD not in tensors
         return Part.EMBEDDING in quantization and (not is_tied or Part.HEAD in quantization)
@@ -206,6 +208,10 @@ def is_quantised(name: str, tensors: Mapping[str, GraphTensor], quantization: Qu
 
 def quantised_bytes(name: str, tensor: GraphTensor, quantization: Quantization) -> int:
     """Return the bytes of codes and scales of a weight's product or lookup, 0 for others."""
+    if tensor.kept is not None:
+        rows, width = tensor.shape
+        groups = 1 if tensor.kept.block is None else width // tensor.kept.block
+        return bytes_of(rows * width, tensor.kept.scheme) + rows * groups * tensor.itemsize
     total = 0
     for is_product in (True, False):
         part = part_of(name, is_product=is_product)
@@ -244,6 +250,8 @@ class QuantizedUse:
     @property
     def block(self) -> int | None:
         """Elements of the reduction axis that share a scale; None for one a channel."""
+        if self.tensor.kept is not None:
+            return self.tensor.kept.block
         if self.scheme is not Scheme.INT4:
             return None
         return block_of(self.name, self.tensor.shape[1])

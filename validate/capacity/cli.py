@@ -14,6 +14,7 @@ from draftrt.cli_options import (
     alignment_option,
     family_option,
     ignore_key_option,
+    kept_for_option,
     no_verify_option,
     quantize_option,
     stated_family,
@@ -39,6 +40,7 @@ OF_EXPORTS = (
     "max_context",
     "precision",
     "quantization",
+    "sms",
     "target_graph",
     "weights",
     "sample_from_anchor",
@@ -68,6 +70,7 @@ OF_EXPORTS = (
     show_default=True,
 )
 @quantize_option
+@kept_for_option
 @click.option("--target-graph/--no-target-graph", default=None, help="As in draftrt export.")
 @click.option(
     "--weights",
@@ -91,6 +94,7 @@ def plan(
     max_context: int | None,
     precision: str,
     quantization: dict[str, dict[Part, Scheme]],
+    sms: tuple[int, ...] | None,
     target_graph: bool | None,
     weights: str,
     sample_from_anchor: bool | None,
@@ -110,6 +114,7 @@ def plan(
         precision=Precision(precision),
         max_context=max_context,
         quantization=quantization,
+        sms=sms or (),
         target_graph=target_graph,
         weights=WeightMode(weights),
         sample_from_anchor=sample_from_anchor,

@@ -296,6 +296,7 @@ def _on_cpu(
     with tempfile.TemporaryDirectory(prefix="draftrt-fp32-") as name:
         options = ExportOptions(
             quantization=chosen.quantization,
+            sms=tuple(chosen.sms),
             sample_from_anchor=chosen.sample_from_anchor,
             family=chosen.family,
             ignore_keys=of_draft(chosen.ignore_keys),

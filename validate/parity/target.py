@@ -90,7 +90,7 @@ def _computed(bundle: Bundle, file: str) -> list[str]:
 
     entry, spec = bundle.graph(TARGET), decoder_of(bundle)
     own = bundle_tensors(bundle, TARGET, spec)
-    tensors = as_stored(bundle.file(entry.file), own) if entry.quantization else own
+    tensors = as_stored(bundle.file(entry.file), own) if entry.quantization or entry.kept else own
     common = (bundle.file(file), spec, tensors, taps_of(bundle), entry.precision)
     if is_small(tensors):
         with tempfile.TemporaryDirectory(prefix="draftrt-parity-") as scratch:

@@ -92,7 +92,8 @@ def has_int8_kernels(entry: GraphEntry) -> bool:
     if entry.precision is Precision.BF16:  # which it does not run
         return False
     quantised = (entry.quantization.get(part) for part in PRODUCTS)
-    return any(scheme in (Scheme.INT4, Scheme.INT8) for scheme in quantised)
+    kept = (form.scheme for form in entry.kept.values())
+    return any(scheme in (Scheme.INT4, Scheme.INT8) for scheme in (*quantised, *kept))
 
 
 def reference_of(bundle: Bundle, backend: str) -> ReferenceRounds:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from draftrt.errors import DraftrtError, collect
 from draftrt.export.checkpoint.quantized.read import DecodedTensors, decode
 from draftrt.export.checkpoint.safetensors import read_headers
 from tests.toys import quantized as toys
+from tests.toys.safetensors_file import write_tensors
 
 MODULE = "model.layers.0.mlp.down_proj"
 Stored = Mapping[str, tuple[str, toys.Array]]
@@ -22,19 +22,12 @@ Stored = Mapping[str, tuple[str, toys.Array]]
 
 def save(folder: Path, modules: Mapping[str, Stored]) -> None:
     """Write modules' tensors as a safetensors file."""
-    header: dict[str, Any] = {}
-    body = b""
-    for module, parts in modules.items():
-        for last, (dtype, array) in parts.items():
-            raw = np.ascontiguousarray(array).tobytes()
-            header[f"{module}.{last}" if last else module] = {
-                "dtype": dtype,
-                "shape": list(array.shape),
-                "data_offsets": [len(body), len(body) + len(raw)],
-            }
-            body += raw
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+    tensors = {
+        f"{module}.{last}" if last else module: one
+        for module, parts in modules.items()
+        for last, one in parts.items()
+    }
+    write_tensors(folder / "model.safetensors", tensors)
 
 
 def read(folder: Path, quantization: Mapping[str, Any], parts: Stored) -> DecodedTensors:
