@@ -57,6 +57,7 @@ PRODUCTS = (Part.LINEAR, Part.HEAD)  # what a scheme without a part stands for
 LINEARS = (
     *(f"self_attn.{name}_proj.weight" for name in (*"qkvo", "gate")),
     *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    *(f"linear_attn.{name}.weight" for name in ("in_proj_qkv", "in_proj_z", "out_proj")),
 )
 TABLES = ("embed_tokens.weight", "model.embed_tokens.weight")
 HEAD = "lm_head.weight"

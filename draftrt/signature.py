@@ -7,7 +7,7 @@ with it. It knows names, dtypes and shapes, not what the tensors mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from draftrt.errors import FeedError, SpecError
 
 # What stages call the tensors that they hand each other.
 ANCHOR, TARGET_HIDDEN, CONTEXT_LENGTH = "anchor", "target_hidden", "context_length"
-INPUT_IDS, LOGIT_ROWS = "input_ids", "logit_rows"
+INPUT_IDS, LOGIT_ROWS, COMMIT_ROWS = "input_ids", "logit_rows", "commit_rows"
 DRAFT_IDS, CONFIDENCE = "draft_ids", "confidence"
 NEXT_IDS, LOGITS, FEATURES = "next_ids", "logits", "features"
 PAST, PRESENT = "past_", "present_"  # how a cache's name begins, as an input and as an output
@@ -72,6 +72,8 @@ class TensorSpec:
         dtype: its NumPy-style name; see `draftrt.dtypes`.
         shape: sizes; a string names an entry of `Signature.dimensions`.
         alias: for an output, the input whose buffer it must share (caches updated in place).
+        becomes: for an output, the input that it is in the next call, in another buffer (states:
+            a call that fails leaves them as they were).
         about: one line for people.
     """
 
@@ -79,6 +81,7 @@ class TensorSpec:
     dtype: str
     shape: tuple[int | str, ...]
     alias: str | None = None
+    becomes: str | None = None
     about: str = ""
 
 
@@ -113,16 +116,31 @@ class Signature:
 
 
 def cache_specs(signature: Signature) -> tuple[TensorSpec, ...]:
-    """Return the inputs that are caches, in graph order."""
+    """Return the inputs that are caches updated in place, in graph order."""
     aliased = {tensor.alias for tensor in signature.outputs if tensor.alias}
     return tuple(tensor for tensor in signature.inputs if tensor.name in aliased)
 
 
+def state_specs(signature: Signature) -> tuple[TensorSpec, ...]:
+    """Return the inputs that are states: an output of the call before, in another buffer."""
+    carried = {tensor.becomes for tensor in signature.outputs if tensor.becomes}
+    return tuple(tensor for tensor in signature.inputs if tensor.name in carried)
+
+
 def cache_bytes(signature: Signature) -> int:
-    """Return the size of all caches of a graph."""
+    """Return the size of all caches of a graph, which grow with its context."""
+    return _bytes(cache_specs(signature))
+
+
+def state_bytes(signature: Signature) -> int:
+    """Return the size of all states of a graph, whatever its context; a session holds two."""
+    return 2 * _bytes(state_specs(signature))
+
+
+def _bytes(tensors: Iterable[TensorSpec]) -> int:
     return sum(
         BY_NAME[tensor.dtype].itemsize * math.prod(int(size) for size in tensor.shape)
-        for tensor in cache_specs(signature)
+        for tensor in tensors
     )
 
 

@@ -12,27 +12,6 @@ from enum import Enum
 
 from draftrt.errors import SpecError
 
-__all__ = [
-    "Backbone",
-    "ConfidenceSpec",
-    "ConvSpec",
-    "DecoderSpec",
-    "DrafterSpec",
-    "Family",
-    "Gemma4Spec",
-    "LayerSpec",
-    "MarkovSpec",
-    "MuseSpec",
-    "Precision",
-    "RopeLayout",
-    "RopeSpec",
-    "SelectorSpec",
-    "TableSource",
-    "TargetSpec",
-    "VocabMap",
-    "WindowEdge",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSpec:
@@ -97,8 +76,7 @@ class MuseSpec:
     Embedded rows are normed without a weight; a drafter that borrows the table takes them raw.
 
     Attributes:
-        sliding_has_rope: whether sliding layers turn queries and keys.
-        full_has_rope: whether full layers do.
+        sliding_has_rope, full_has_rope: whether such layers turn queries and keys.
         post_norm_eps: epsilon of the norms behind attention and MLP.
         query_scale: factor on normed queries, beside head_dim ** -0.5.
         output_multiplier: factor on logits before the soft cap.
@@ -112,6 +90,28 @@ class MuseSpec:
     query_scale: float
     output_multiplier: float
     final_logit_softcapping: float
+    tensor_prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaSpec:
+    """Layers of a target that keep a state: the gated delta rule of Qwen3.5.
+
+    Attributes:
+        layers: which ones, ascending.
+        num_key_heads, num_value_heads, key_dim, value_dim: heads and their sizes.
+        kernel_size: rows that the convolution reads.
+        carried_rows: rows of a call that can be taken back.
+        tensor_prefix: what the checkpoint puts before ``layers.0`` and ``embed_tokens``.
+    """
+
+    layers: tuple[int, ...]
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel_size: int
+    carried_rows: int
     tensor_prefix: str
 
 
@@ -139,6 +139,7 @@ class DecoderSpec:
         table_rows: rows of the embedding table.
         gemma4: what Gemma-4 layers add; None for every other architecture.
         muse: what Muse-Glimmer adds; None for every other architecture.
+        delta: layers with a state, of Qwen3.5; None for every other architecture.
         sources: field name to the place it was read from.
     """
 
@@ -161,6 +162,7 @@ class DecoderSpec:
     table_rows: int
     gemma4: Gemma4Spec | None = None
     muse: MuseSpec | None = None
+    delta: GatedDeltaSpec | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from draftrt.export.graph.layers import plan_layers, state_name, state_names, wr
 from draftrt.export.graph.quantize import quantize_graph
 from draftrt.export.models.decoder import Decoder
 from draftrt.export.models.drafter import Drafter, SampledDrafter
-from draftrt.export.models.shapes import decoder_shapes, tensor_shapes
+from draftrt.export.models.shapes import decoder_shapes, kinds_of_layers, only_layers, tensor_shapes
 from draftrt.export.models.signature import CAPACITY, draft_signature, target_signature
 from draftrt.export.models.weights import placeholders
 from draftrt.export.options import ExportOptions, Report, max_context
@@ -249,12 +249,8 @@ def record_target(
         options: see `ExportOptions`.
         context: rows of each cache.
     """
-    plan = plan_layers(spec.windows)
-    few = replace(
-        spec,
-        windows=tuple(spec.windows[index] for index in plan.traced),
-        num_layers=len(plan.traced),
-    )
+    plan = plan_layers(kinds_of_layers(spec))
+    few = only_layers(spec, plan.traced)
     names = [*decoder_shapes(few), *(name for name in weights if name.startswith("rope."))]
     tensors = {name: weights[plan.name_in_model(name)] for name in names}
     module = Decoder(

@@ -25,6 +25,7 @@ from draftrt.signature import CONFIDENCE, DRAFT_IDS, NEXT_IDS, PAST, PRESENT
 from draftrt.spec import Precision
 from draftrt.tolerances import EXACT, limit_of
 
+GROWING = tuple(PRESENT + part for part in ("key_", "value_"))
 Arrays = dict[str, NDArray[Any]]
 Sizes = tuple[int, int]  # context length, new rows
 
@@ -65,7 +66,7 @@ def compare_rounds(
         check_finite(module, fed, want, precision, f"{path.name}, context {sizes[0]}")
         got = run_session(session, fed)
         used = sum(sizes) + block
-        kept = [{n: rows_in_use(a, used) for n, a in side.items()} for side in (want, got)]
+        kept = [{n: rows_in_use(n, a, used) for n, a in side.items()} for side in (want, got)]
         yield sizes, compare_outputs(path.name, kept[0], kept[1], sizes, precision)
         caches = {PAST + n.removeprefix(PRESENT): a for n, a in got.items() if is_cache(n)}
 
@@ -208,6 +209,6 @@ def is_cache(name: str) -> bool:
     return name.startswith(PRESENT)
 
 
-def rows_in_use(array: NDArray[Any], rows: int) -> NDArray[Any]:
-    """Return the cache rows that hold something; other outputs as they are."""
-    return array[:, :, :rows] if array.ndim == 4 else array
+def rows_in_use(name: str, array: NDArray[Any], rows: int) -> NDArray[Any]:
+    """Return the cache rows that hold something; other outputs, states too, as they are."""
+    return array[:, :, :rows] if name.startswith(GROWING) else array

@@ -10,14 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftrt.export.models.signature import NOISE, Walk, num_choices
+from draftrt.export.models.signature import BLOCK_ROWS, NOISE, Walk, num_choices
 from draftrt.signature import (
     ANCHOR,
+    COMMIT_ROWS,
     CONTEXT_LENGTH,
     INPUT_IDS,
     LOGIT_ROWS,
     TARGET_HIDDEN,
     Signature,
+    cache_specs,
+    state_specs,
 )
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision
 
@@ -66,23 +69,44 @@ def round_feeds(
     return feeds
 
 
-def target_rounds(max_context: int) -> list[tuple[int, int]]:
-    """Return (context length, new rows) of a target's calls: a prompt, a token, and the longest."""
+def target_rounds(spec: DecoderSpec, max_context: int) -> list[tuple[int, int]]:
+    """Return (context length, new rows) of a target's calls: a prompt, a token, and the longest.
+
+    A target with states is called with more rows than it carries too, and loses some of both.
+    """
     first = min(9, max_context - 4)
-    return [(0, first), (first, 1), (max_context - 3, 3)]
+    if spec.delta is None:
+        return [(0, first), (first, 1), (max_context - 3, 3)]
+    kept = max(1, first - 3)
+    most = min(spec.delta.carried_rows + 9, BLOCK_ROWS, max_context - kept - 4)
+    rest = [(kept + 1, most), (kept + max(1, most - 2), 2)] if most > 0 else []
+    return [(0, first), (kept, 1), *rest, (max_context - 3, 3)]
+
+
+def commits(rounds: Sequence[tuple[int, int]]) -> list[int]:
+    """Return how many rows of the call before each call finds committed."""
+    lengths = [length for length, _ in rounds]
+    return [0, *(min(b - a, n) for (a, n), b in zip(rounds, lengths[1:], strict=False))]
 
 
 def target_feeds(
-    spec: DecoderSpec, rng: np.random.Generator, *, new_rows: int, context_length: int
+    spec: DecoderSpec,
+    rng: np.random.Generator,
+    *,
+    new_rows: int,
+    context_length: int,
+    commit_rows: int = 0,
 ) -> dict[str, NDArray[Any]]:
     """Return random feeds of one call of a target, caches not included.
 
     Every row is asked for, the last first, and the first one twice.
     """
+    told = {} if spec.delta is None else {COMMIT_ROWS: np.array([commit_rows], dtype=np.int64)}
     return {
         INPUT_IDS: rng.integers(0, spec.vocab_size, size=(1, new_rows), dtype=np.int64),
         CONTEXT_LENGTH: np.array([context_length], dtype=np.int64),
         LOGIT_ROWS: np.array([*range(new_rows - 1, -1, -1), 0], dtype=np.int64),
+        **told,
     }
 
 
@@ -101,10 +125,24 @@ def random_caches(
 ) -> list[NDArray[np.generic]]:
     """Return keys and values of a layer, normally distributed around zero."""
     generator, kind = torch.Generator().manual_seed(7), getattr(torch, precision.dtype)
-    return [
-        torch.empty(shape).normal_(std=0.5, generator=generator).to(kind).numpy()
-        for shape in shapes
-    ]
+    return [_drawn(shape, kind, generator).numpy() for shape in shapes]
+
+
+def random_states(signature: Signature) -> dict[str, NDArray[np.generic]]:
+    """Return caches and states of a target's graph, in graph order; decays are below zero."""
+    held = {*cache_specs(signature), *state_specs(signature)}
+    generator = torch.Generator().manual_seed(7)
+    found = {}
+    for tensor in (one for one in signature.inputs if one in held):
+        shape, kind = tuple(int(s) for s in tensor.shape), getattr(torch, tensor.dtype)
+        made = _drawn(shape, kind, generator) if kind.is_floating_point else torch.zeros(shape)
+        made = -made.abs() if "_decays_" in tensor.name else made
+        found[tensor.name] = made.to(kind).numpy()
+    return found
+
+
+def _drawn(shape: tuple[int, ...], kind: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.empty(shape).normal_(std=0.5, generator=generator).to(kind)
 
 
 def empty_caches(spec: DrafterSpec, precision: Precision, max_context: int) -> list[Tensor]:

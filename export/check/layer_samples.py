@@ -147,11 +147,14 @@ class BothSides(ABC):
         names = cache_names(PAST, sample.layer)
         return self.feed(sample) | dict(zip(names, rows, strict=True))
 
+    def written(self, sample: Sample) -> Sequence[str]:
+        """Return the outputs that are the layer's caches."""
+        return cache_names(PRESENT, sample.layer)
+
     def want(self, sample: Sample, feeds: Arrays) -> Arrays:
         """Return what the module makes of it; called in another thread."""
         module, outputs = self.module(sample)
-        written = cache_names(PRESENT, sample.layer)
-        names = (*outputs, *written, EMBEDDING, state_name(sample.layer))
+        names = (*outputs, *self.written(sample), EMBEDDING, state_name(sample.layer))
         found = run_module(module, feeds, names)
         if self.precision is Precision.FP16 and not is_finite(found.values()):
             where, layer = f"{self.where}context {sample.length}", sample.layer
@@ -173,7 +176,7 @@ class BothSides(ABC):
 
     def _kept(self, sample: Sample, found: Arrays) -> Arrays:
         used = self._used(sample)
-        return {name: rows_in_use(array, used).copy() for name, array in found.items()}
+        return {name: rows_in_use(name, array, used).copy() for name, array in found.items()}
 
     def _used(self, sample: Sample) -> int:
         return sample.length + sample.count + self.block

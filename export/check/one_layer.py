@@ -25,10 +25,13 @@ from draftrt.export.graph.files import read_initialisers
 from draftrt.export.graph.float32 import widen_attributes
 from draftrt.export.graph.layers import CACHE, EMBEDDING, SHARED, graph_parts, state_name
 from draftrt.export.graph.quantize import look_up_rows
+from draftrt.export.tracing.trace import used_nodes
 from draftrt.export.weights.quantized import QuantizedRef, packed
 from draftrt.export.weights.tensors import CODES, SCALES
 from draftrt.onnx_session import read_onnx
-from draftrt.signature import FEATURES
+from draftrt.signature import FEATURES, PAST
+
+GROWING = tuple(f"{PAST}{part}_" for part in ("key", "value"))  # caches with a row a token
 
 
 def write_one_layer(
@@ -65,9 +68,10 @@ def write_one_layer(
     weights = {tensor.name: tensor for tensor in graph.initializer}
     _cut_tables(nodes, weights, rows, tables)
     _cut_quantised(nodes, weights, rows, tables, source)
+    inputs, outputs = _values(graph, layer)
+    nodes = used_nodes(nodes, {value.name for value in outputs})  # no masks of other kinds
     nodes = widen(split_products(nodes, weights), weights)
     used = {name for node in nodes for name in node.input}
-    inputs, outputs = _values(graph, layer)
     small = onnx.helper.make_graph(
         nodes, "one layer", inputs, outputs, [weights[name] for name in weights if name in used]
     )
@@ -88,7 +92,7 @@ def _values(graph: Any, layer: int) -> tuple[list[Any], list[Any]]:
         if kind.elem_type == onnx.TensorProto.BFLOAT16:
             kind.elem_type = onnx.TensorProto.FLOAT
     for value in inputs:
-        if value.name == "noise" or CACHE.match(value.name):
+        if value.name == "noise" or value.name.startswith(GROWING):
             value.type.tensor_type.shape.dim[2].Clear()
     for value in outputs:
         value.type.tensor_type.ClearField("shape")

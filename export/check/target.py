@@ -11,12 +11,13 @@ from torch import nn
 
 from draftrt.errors import ExportError
 from draftrt.export.check.compare import Arrays, compare_rounds
-from draftrt.export.check.feeds import random_caches, target_feeds, target_rounds
+from draftrt.export.check.feeds import commits, random_states, target_feeds, target_rounds
 from draftrt.export.check.layer_samples import (
     BothSides,
     Sample,
     compare_samples,
     layer_kinds,
+    rows_for,
     samples,
 )
 from draftrt.export.check.lazy_weights import LazyWeights
@@ -26,11 +27,14 @@ from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.float32 import runnable, widened
 from draftrt.export.graph.layers import state_name
 from draftrt.export.models.decoder import Decoder
+from draftrt.export.models.shapes import GATED_DELTA, decoder_shapes, kinds_of_layers, only_layers
 from draftrt.export.models.shapes import PREFIX as ROPE
-from draftrt.export.models.shapes import decoder_shapes
+from draftrt.export.models.signature import target_signature
 from draftrt.export.weights.tensors import LM_HEAD, TABLE
-from draftrt.signature import FEATURES, LOGITS, NEXT_IDS, PAST, PRESENT, cache_names
+from draftrt.signature import LOGITS, NEXT_IDS, PAST, PRESENT, Signature, cache_names
 from draftrt.spec import DecoderSpec, Precision, Profile
+
+COMMITTED = 7  # rows that stand where a layer of a large graph is computed
 
 
 def check_target(
@@ -64,20 +68,19 @@ def check_target(
         name: (widened(tensor) if is_twin else tensor).read() for name, tensor in tensors.items()
     }
     module = Decoder(spec, contents, taps=taps, profile=profile).eval()
-    names = [NEXT_IDS, LOGITS, *([FEATURES] if taps else [])]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer in range(spec.num_layers):
-        groups, dim = spec.cache_shape(layer)
-        shapes |= dict.fromkeys(cache_names(PAST, layer), (1, groups, max_context, dim))
-        names += cache_names(PRESENT, layer)
     with runnable(path, precision, scratch) as (file, computed):
-        caches = random_caches([*shapes.values()], computed)
-        rng = np.random.default_rng(0)
+        table = target_signature(spec, taps, computed, max_context)
+        fed, names = random_states(table), table.output_names()
+        rng, calls = np.random.default_rng(0), target_rounds(spec, max_context)
         rounds = (
-            (sizes, target_feeds(spec, rng, new_rows=sizes[1], context_length=sizes[0]))
-            for sizes in target_rounds(max_context)
+            (
+                (length, rows),
+                target_feeds(
+                    spec, rng, new_rows=rows, context_length=length, commit_rows=commit_rows
+                ),
+            )
+            for (length, rows), commit_rows in zip(calls, commits(calls), strict=True)
         )
-        fed = dict(zip(shapes, caches, strict=True))
         gaps = [gap for _, gap in compare_rounds(file, module, names, fed, rounds, computed)]
     note = " (bf16 graph as its float32 twin)" if is_twin else ""
     return f"target graph agrees with PyTorch over {len(gaps)} calls, worst {max(gaps):.1e}{note}"
@@ -102,7 +105,7 @@ def check_target_sampled(
         ExportError: a weight's bytes or the places of the features differ, a layer's nodes are not
             those of its kind, or logits or caches are beyond their limits.
     """
-    kinds = layer_kinds(spec.windows, tensors)
+    kinds = layer_kinds(kinds_of_layers(spec), tensors)
     both = _TargetSides(f"{path.name}, ", spec, tensors, precision, max_context)
 
     def check_nodes() -> list[str]:
@@ -135,7 +138,30 @@ class _TargetSides(BothSides):
     def feed(self, sample: Sample) -> Arrays:
         """Return the inputs of a round but the caches."""
         length, count = sample.length, sample.count
-        return target_feeds(self._spec, self.rng, new_rows=count, context_length=length)
+        return target_feeds(
+            self._spec, self.rng, new_rows=count, context_length=length, commit_rows=COMMITTED
+        )
+
+    def fed(self, sample: Sample) -> Arrays:
+        """Return all inputs of a sample, the states of a layer that has some among them."""
+        if self._spec.delta is None:
+            return super().fed(sample)
+        held = random_states(self._table(sample.layer))
+        if kinds_of_layers(self._spec)[sample.layer] != GATED_DELTA:
+            names = cache_names(PAST, 0)
+            rows = rows_for([held[name] for name in names], self._used(sample))
+            held |= dict(zip(names, rows, strict=True))
+        renamed = {_of_layer(name, sample.layer): array for name, array in held.items()}
+        return self.feed(sample) | renamed
+
+    def written(self, sample: Sample) -> Sequence[str]:
+        """Return the outputs that are the layer's caches or states."""
+        names = self._table(sample.layer).output_names()
+        return [_of_layer(name, sample.layer) for name in names if name.startswith(PRESENT)]
+
+    def _table(self, layer: int) -> Signature:
+        one = only_layers(self._spec, [layer])
+        return target_signature(one, (), self.precision, self.max_context)
 
     def cache_shape(self, layer: int) -> tuple[int, int]:
         """Return the heads of a layer's keys and values, and the size of each."""
@@ -143,13 +169,17 @@ class _TargetSides(BothSides):
 
     def module(self, sample: Sample, *, reads_all: bool = False) -> tuple[nn.Module, Sequence[str]]:
         """Return the module of one layer, and the names of its outputs before the caches."""
-        window = self._spec.windows[sample.layer]
-        one = replace(self._spec, windows=(window,), num_layers=1, tie_word_embeddings=False)
+        one = replace(only_layers(self._spec, [sample.layer]), tie_word_embeddings=False)
         cut = {LM_HEAD: (self.head, sample.block.start, sample.block.stop)}
         weights = LazyWeights(self._tensors, sample.layer, cut=cut)
         names = [*decoder_shapes(one), *(name for name in self._tensors if name.startswith(ROPE))]
         read = weights.whole(names) if reads_all else weights
         return Decoder(one, read, with_states=True).eval(), (NEXT_IDS, LOGITS)
+
+
+def _of_layer(name: str, layer: int) -> str:
+    """Return the name of a cache or state of the only layer as that of this one."""
+    return name.removesuffix("_0") + f"_{layer}" if name.endswith("_0") else name
 
 
 def _check_features(path: Path, taps: tuple[int, ...]) -> list[str]:

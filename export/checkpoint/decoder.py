@@ -22,7 +22,7 @@ from draftrt.export.config.keys import ACTIVATIONS, HARMLESS, refuse_keys
 from draftrt.export.config.layers import FULL, SLIDING
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
-from draftrt.export.config.targets import muse_glimmer
+from draftrt.export.config.targets import muse_glimmer, qwen3_5
 from draftrt.spec import DecoderSpec
 
 
@@ -86,7 +86,10 @@ GEMMA4 = (
     "Gemma4UnifiedForConditionalGeneration",
 )
 
-READERS = dict.fromkeys(muse_glimmer.ARCHITECTURES, muse_glimmer.read_muse_glimmer)
+READERS = {
+    **dict.fromkeys(muse_glimmer.ARCHITECTURES, muse_glimmer.read_muse_glimmer),
+    **dict.fromkeys(qwen3_5.ARCHITECTURES, qwen3_5.read_qwen3_5),
+}
 
 
 def read_decoder(target: TargetCheckpoint, ignore: frozenset[str] = frozenset()) -> DecoderSpec:
@@ -139,9 +142,10 @@ def _read(facts: Facts, target: TargetCheckpoint, ignore: frozenset[str]) -> Dec
     is_gemma4 = target.spec.architecture in GEMMA4
     reader = READERS.get(target.spec.architecture)
     if flavour is None and not is_gemma4 and reader is None:
+        why = " (a mixture of experts)" if target.spec.architecture in qwen3_5.EXPERTS else ""
         facts.error(
-            f"target architecture {target.spec.architecture!r} cannot be exported, expected one of "
-            f"{sorted([*FLAVOURS, *GEMMA4, *READERS])}",
+            f"target architecture {target.spec.architecture!r}{why} cannot be exported, expected "
+            f"one of {sorted([*FLAVOURS, *GEMMA4, *READERS])}",
             WAY_OUT,
             unsupported=True,
         )
@@ -152,9 +156,11 @@ def _read(facts: Facts, target: TargetCheckpoint, ignore: frozenset[str]) -> Dec
         fields = _flavoured(facts, flavour)
     elif reader is not None:
         fields = reader(facts, body, _prefix(target))
+        if target.spec.architecture in qwen3_5.ARCHITECTURES:
+            refuse_switched_on(facts, body)
     else:
         fields = read_gemma4(facts, target)
-    for name in ("gemma4", "muse"):
+    for name in ("gemma4", "muse", "delta"):
         facts.sources.setdefault(name, "architectures")
     fields |= {
         "vocab_size": target.spec.vocab_size,
@@ -346,20 +352,20 @@ OFF: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
 )
 
 
-def refuse_switched_on(facts: Facts) -> None:
+def refuse_switched_on(facts: Facts, body: str = "") -> None:
     """Add a finding for every key of `OFF` that is on, and for what else these layers cannot do."""
     for what, keys in OFF:
         for key, off in keys.items():
-            value = facts.raw(key)
+            value = facts.raw(f"{body}{key}")
             if value is not None and value not in off:
                 facts.error(
-                    f"{key}: got {shown(value)}, expected {shown(off[0])}: {what} is not known to "
-                    "these layers",
+                    f"{body}{key}: got {shown(value)}, expected {shown(off[0])}: {what} is not "
+                    "known to these layers",
                     unsupported=True,
                 )
     for key, check in CHECKS.items():
-        if (value := facts.raw(key)) is not None:
-            check(facts, key, value)
+        if (value := facts.raw(f"{body}{key}")) is not None:
+            check(facts, f"{body}{key}", value)
 
 
 def _interleaved(facts: Facts, key: str, value: Any) -> None:

@@ -51,6 +51,7 @@ BESIDE_TEXT: tuple[tuple[str, str], ...] = (
     ("model.embed_vision.", "vision"),
     ("model.audio_tower.", "audio"),
     ("model.embed_audio.", "audio"),
+    ("mtp.", "multi-token prediction"),
 )
 FUSED = (
     (

@@ -19,7 +19,7 @@ from draftrt.errors import ExportError
 from draftrt.export.weights.tensors import WEIGHT
 from draftrt.signature import Signature
 
-CACHE = re.compile(r"^((?:past|present)_(?:key|value)_)(\d+)$")
+CACHE = re.compile(r"^((?:past|present)_[a-z]+_)(\d+)$")
 SHARED = -1  # level of what no layer alone owns: ids, positions, masks, the fused context
 EMBEDDING = "embedding.output"
 FEATURES = "features."

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftrt.export.models import gemma4, ops, rope
-from draftrt.export.models.architectures import muse_glimmer
+from draftrt.export.models.architectures import muse_glimmer, qwen3_5
+from draftrt.export.models.architectures.carried import Carried, carried_rows
 from draftrt.export.models.attention import View, mask_of
 from draftrt.export.models.ops import gated_mlp
-from draftrt.export.models.shapes import rope_of
+from draftrt.export.models.shapes import GATED_DELTA, kinds_of_layers, rope_of
+from draftrt.export.models.signature import BLOCK_ROWS, NUM_STATES
 from draftrt.export.models.weights import Root, Weights, register
 from draftrt.spec import DecoderSpec, LayerSpec, Profile
 
@@ -54,14 +56,29 @@ class Decoder(nn.Module):
             context_length: [1] int64, cache rows committed before this call.
             logit_rows: [S] int64, rows of this call whose next token is asked for, each 0 to
                 R - 1, in any order.
-            caches: for each layer keys and values, [1, G, L, D] each.
+            caches: for each layer keys and values, [1, G, L, D] each. With states: ``commit_rows``
+                [1] int64, then for each layer keys and values or its states, then
+                ``carried_from`` [1] int64.
 
         Returns:
             ``next_ids`` [1, S] int64, ``logits`` [1, S, V] float32, with taps ``features``
             [1, R, m * H] float32 in the order of the taps, then the caches with R rows written.
         """
         spec, w = self.spec, self._weights
-        views, masks = self._views(input_ids.shape[1], context_length, caches[0].shape[2])
+        rows, call = input_ids.shape[1], None
+        if spec.delta is not None:
+            commit, place = caches[0], caches[-1]
+            caches = caches[1:-1]
+            call = carried_rows(
+                context_length,
+                commit,
+                place,
+                rows=rows,
+                capacity=spec.delta.carried_rows,
+                most_rows=BLOCK_ROWS,
+            )
+        of_layers = self._of_layers(caches)
+        views, masks = self._views(rows, context_length, self._capacity(of_layers))
         x = F.embedding(input_ids[0], w("model.embed_tokens.weight")).float()
         if spec.gemma4 is not None:
             x = x * spec.gemma4.embedding_scale
@@ -69,25 +86,53 @@ class Decoder(nn.Module):
             x = ops.rms_norm(x, None, spec.rms_norm_eps)
         states = {-1: x}
         written: list[Tensor] = []
-        for index, (keys, values) in enumerate(zip(caches[::2], caches[1::2], strict=True)):
-            layer, window = w.below(f"model.layers.{index}"), spec.windows[index]
-            view, mask = views[window], masks.get(window)
-            if spec.gemma4 is not None:
-                x, keys, values = gemma4.advance(
-                    spec, spec.gemma4, layer, x, view, mask, keys, values, self._profile
-                )
-            elif spec.muse is not None:
-                x, keys, values = muse_glimmer.advance(
-                    spec, spec.muse, layer, x, view, mask, keys, values, self._profile
-                )
-            else:
-                attended, keys, values = self._attention(layer, x, view, mask, keys, values)
-                x = x + attended
-                x = x + self._mlp(layer, x)
-            written += (keys, values)
+        for index, (kind, own) in enumerate(zip(kinds_of_layers(spec), of_layers, strict=True)):
+            window = spec.windows[index]
+            state = call if kind == GATED_DELTA else None
+            x, after = self._advance(index, x, views[window], masks.get(window), state, own)
+            written += after
             states[index] = x
-        asked = x.index_select(0, logit_rows)
-        hidden = ops.rms_norm(asked, w("model.norm.weight"), spec.rms_norm_eps)
+        logits = self._logits(x.index_select(0, logit_rows))
+        out = [logits.argmax(dim=-1)[None], logits[None]]
+        if self.taps:
+            out.append(torch.cat([states[tap] for tap in self.taps], dim=-1)[None])
+        if call is not None:
+            written.append(call.first)
+        return (*out, *written, *states.values()) if self._with_states else (*out, *written)
+
+    def _advance(
+        self,
+        index: int,
+        x: Tensor,
+        view: View,
+        mask: Tensor | None,
+        call: Carried | None,
+        caches: Sequence[Tensor],
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the residual stream behind a layer, and its caches after the call."""
+        spec, layer = self.spec, self._weights.below(f"model.layers.{index}")
+        if spec.delta is not None:
+            return qwen3_5.advance(spec, layer, x, view, call, caches, self._profile)
+        keys, values = caches
+        if spec.gemma4 is not None:
+            x, keys, values = gemma4.advance(
+                spec, spec.gemma4, layer, x, view, mask, keys, values, self._profile
+            )
+        elif spec.muse is not None:
+            x, keys, values = muse_glimmer.advance(
+                spec, spec.muse, layer, x, view, mask, keys, values, self._profile
+            )
+        else:
+            attended, keys, values = self._attention(layer, x, view, mask, keys, values)
+            x = x + attended
+            x = x + self._mlp(layer, x)
+        return x, (keys, values)
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        """Return the logits [S, V] float32 behind rows [S, H] of the residual stream."""
+        spec, w = self.spec, self._weights
+        norm = ops.rms_norm if spec.delta is None else qwen3_5.norm
+        hidden = norm(rows, w("model.norm.weight"), spec.rms_norm_eps)
         head = w.get("lm_head.weight")  # quantised, a shared one is stored apart from its table
         logits = ops.linear(
             hidden, w("model.embed_tokens.weight") if head is None else head
@@ -96,12 +141,25 @@ class Decoder(nn.Module):
             logits = logits * spec.muse.output_multiplier
         capped = spec.gemma4 or spec.muse
         cap = None if capped is None else capped.final_logit_softcapping
-        if cap is not None:
-            logits = cap * torch.tanh(logits / cap)
-        out = [logits.argmax(dim=-1)[None], logits[None]]
-        if self.taps:
-            out.append(torch.cat([states[tap] for tap in self.taps], dim=-1)[None])
-        return (*out, *written, *states.values()) if self._with_states else (*out, *written)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _of_layers(self, caches: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """Return the caches of each layer: keys and values, or its states."""
+        found, start = [], 0
+        for kind in kinds_of_layers(self.spec):
+            count = NUM_STATES if kind == GATED_DELTA else 2
+            found.append(caches[start : start + count])
+            start += count
+        return found
+
+    def _capacity(self, caches: Sequence[Sequence[Tensor]]) -> int:
+        """Return the rows of a cache; 1 where no layer has one."""
+        sizes = [
+            own[0].shape[2]
+            for kind, own in zip(kinds_of_layers(self.spec), caches, strict=True)
+            if kind != GATED_DELTA
+        ]
+        return sizes[0] if sizes else 1
 
     def _views(
         self, rows: int, context_length: Tensor, capacity: int

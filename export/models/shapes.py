@@ -7,9 +7,19 @@ Claims, missing tensors, byte counts and the traced graph all come from this one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from draftrt.spec import Backbone, DecoderSpec, DrafterSpec, Family, Gemma4Spec, LayerSpec, RopeSpec
+from draftrt.spec import (
+    Backbone,
+    DecoderSpec,
+    DrafterSpec,
+    Family,
+    GatedDeltaSpec,
+    Gemma4Spec,
+    LayerSpec,
+    RopeSpec,
+)
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -152,6 +162,32 @@ HEADS: dict[Family, Callable[[DrafterSpec], Shapes]] = {
 }
 
 
+GATED_DELTA = "gated delta"  # a kind of layer
+
+
+def channels(delta: GatedDeltaSpec) -> int:
+    """Return the width of a layer's convolution: queries, keys, values."""
+    return 2 * delta.num_key_heads * delta.key_dim + delta.num_value_heads * delta.value_dim
+
+
+def kinds_of_layers(spec: DecoderSpec) -> tuple[int | str | None, ...]:
+    """Return what kind each layer of a target is of; equal ones differ in weights alone."""
+    kinds: list[int | str | None] = list(spec.windows)
+    for layer in spec.delta.layers if spec.delta is not None else ():
+        kinds[layer] = GATED_DELTA
+    return tuple(kinds)
+
+
+def only_layers(spec: DecoderSpec, layers: Sequence[int]) -> DecoderSpec:
+    """Return a target with these of its layers alone, in this order."""
+    delta = spec.delta
+    if delta is not None:
+        own = tuple(place for place, layer in enumerate(layers) if layer in delta.layers)
+        delta = replace(delta, layers=own)
+    windows = tuple(spec.windows[layer] for layer in layers)
+    return replace(spec, windows=windows, num_layers=len(layers), delta=delta)
+
+
 def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Return every tensor of a decoder, checkpoint name to shape."""
     hidden = spec.hidden_size
@@ -161,9 +197,11 @@ def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     }
     if not spec.tie_word_embeddings or spec.table_rows != spec.vocab_size:
         shapes["lm_head.weight"] = (spec.vocab_size, hidden)
-    for index in range(spec.num_layers):
+    for index, kind in enumerate(kinds_of_layers(spec)):
         if spec.gemma4 is not None:
             layer = _gemma4_layer_shapes(spec, spec.gemma4, index)
+        elif spec.delta is not None:
+            layer = _qwen3_5_layer_shapes(spec, spec.delta, is_state=kind == GATED_DELTA)
         else:
             layer = _layer_shapes(spec) | (_muse_shapes(spec) if spec.muse is not None else {})
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
@@ -200,6 +238,28 @@ def _muse_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "pre_feedforward_layernorm.weight": (spec.hidden_size,),
         "post_feedforward_layernorm.weight": (spec.hidden_size,),
         "self_attn.gate_proj.weight": (spec.num_heads * spec.head_dim, spec.hidden_size),
+    }
+
+
+def _qwen3_5_layer_shapes(
+    spec: DecoderSpec, delta: GatedDeltaSpec, *, is_state: bool
+) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of one layer, name to shape."""
+    hidden, shapes = spec.hidden_size, _layer_shapes(spec)
+    if not is_state:
+        query = shapes["self_attn.q_proj.weight"]
+        return shapes | {"self_attn.q_proj.weight": (2 * query[0], hidden)}  # and its gate
+    values = delta.num_value_heads * delta.value_dim
+    return {name: shape for name, shape in shapes.items() if not name.startswith("self_attn.")} | {
+        "linear_attn.in_proj_qkv.weight": (channels(delta), hidden),
+        "linear_attn.in_proj_z.weight": (values, hidden),
+        "linear_attn.in_proj_b.weight": (delta.num_value_heads, hidden),
+        "linear_attn.in_proj_a.weight": (delta.num_value_heads, hidden),
+        "linear_attn.conv1d.weight": (channels(delta), 1, delta.kernel_size),
+        "linear_attn.A_log": (delta.num_value_heads,),
+        "linear_attn.dt_bias": (delta.num_value_heads,),
+        "linear_attn.norm.weight": (delta.value_dim,),
+        "linear_attn.out_proj.weight": (hidden, values),
     }
 
 

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from draftrt.errors import SpecError
-from draftrt.signature import LARGEST_BLOCK, DimRange, Signature, TensorSpec
-from draftrt.spec import DecoderSpec, DrafterSpec, Precision, VocabMap
+from draftrt.export.models.shapes import GATED_DELTA, channels, kinds_of_layers
+from draftrt.signature import (
+    COMMIT_ROWS,
+    LARGEST_BLOCK,
+    PAST,
+    PRESENT,
+    DimRange,
+    Signature,
+    TensorSpec,
+)
+from draftrt.spec import (
+    DecoderSpec,
+    DrafterSpec,
+    GatedDeltaSpec,
+    Precision,
+    VocabMap,
+)
 
 ROWS, ASKED = "R", "S"
 MAX_ROWS = 256
+NUM_STATES = 6  # of a layer: see `state_tensors`
+BLOCK_ROWS = 64  # of a target with states: one block
 
 
 def target_signature(
@@ -52,9 +70,12 @@ def target_signature(
         outputs.append(
             TensorSpec(name="features", dtype="float32", shape=(1, ROWS, width), about=about)
         )
-    layers = map(spec.cache_shape, range(spec.num_layers))
-    past, present = cache_tensors([(1, groups, length, dim) for groups, dim in layers], precision)
-    longest, most = min(MAX_ROWS, max_context), min(LARGEST_BLOCK, max_context)
+    if spec.delta is not None:
+        about = "rows of the previous call that stand"
+        inputs.append(TensorSpec(name=COMMIT_ROWS, dtype="int64", shape=(1,), about=about))
+    past, present = _held(spec, precision, length)
+    longest = min(MAX_ROWS if spec.delta is None else BLOCK_ROWS, max_context)
+    most = min(LARGEST_BLOCK, max_context)
     ranges = {
         ROWS: DimRange(min=1, opt=min(8, longest), max=longest),
         ASKED: DimRange(min=1, opt=min(8, most), max=most),
@@ -137,22 +158,85 @@ def draft_signature(
 
 
 def cache_tensors(
-    shapes: Sequence[tuple[int | str, ...]], precision: Precision
+    shapes: Sequence[tuple[int | str, ...]], precision: Precision, first: int = 0
 ) -> tuple[list[TensorSpec], list[TensorSpec]]:
     """Return the caches of a graph as its inputs and, in the same buffers, as its outputs.
 
     Args:
         shapes: [1, G, L, D] of each layer's keys, which is that of its values too.
         precision: their element type.
+        first: number of the first of these layers.
     """
     past, present = [], []
-    for index, shape in enumerate(shapes):
+    for index, shape in enumerate(shapes, first):
         for part in ("key", "value"):
             name, dtype = f"past_{part}_{index}", precision.dtype
             past.append(TensorSpec(name=name, dtype=dtype, shape=shape))
             present.append(
                 TensorSpec(name=f"present_{part}_{index}", dtype=dtype, shape=shape, alias=name)
             )
+    return past, present
+
+
+def _held(
+    spec: DecoderSpec, precision: Precision, length: int | str
+) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Return the caches and states of a target as its inputs and as its outputs."""
+    past: list[TensorSpec] = []
+    present: list[TensorSpec] = []
+    for layer, kind in enumerate(kinds_of_layers(spec)):
+        groups, dim = spec.cache_shape(layer)
+        made = (
+            state_tensors(spec.delta, layer, precision)
+            if spec.delta is not None and kind == GATED_DELTA
+            else cache_tensors([(1, groups, length, dim)], precision, layer)
+        )
+        past += made[0]
+        present += made[1]
+    if spec.delta is not None:
+        place = TensorSpec(name=f"{PAST}carried_from", dtype="int64", shape=(1,))
+        past.append(place)
+        present.append(replace(place, name=f"{PRESENT}carried_from", becomes=place.name))
+    return past, present
+
+
+def state_tensors(
+    delta: GatedDeltaSpec, layer: int, precision: Precision
+) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Return the states of one layer as its inputs and as the outputs that become them.
+
+    Args:
+        delta: the layers with states.
+        layer: number of this one.
+        precision: element type of what goes into the convolution; all else is float32.
+    """
+    groups, times = delta.num_key_heads, delta.num_value_heads // delta.num_key_heads
+    rows, dtype = delta.carried_rows, precision.dtype
+    past = [
+        TensorSpec(name=f"past_{name}_{layer}", dtype=kind, shape=shape, about=about)
+        for name, kind, shape, about in (
+            (
+                "state",
+                "float32",
+                (groups, times, delta.key_dim, delta.value_dim),
+                "before the rows carried",
+            ),
+            (
+                "window",
+                dtype,
+                (delta.kernel_size - 1, channels(delta)),
+                "convolution inputs before the rows carried",
+            ),
+            ("inputs", dtype, (rows, channels(delta)), "convolution inputs of the rows carried"),
+            ("keys", "float32", (groups, 1, rows, delta.key_dim), "keys of the rows carried"),
+            ("values", "float32", (groups, times, rows, delta.value_dim), "their corrected values"),
+            ("decays", "float32", (groups, times, rows), "logarithms of their decays"),
+        )
+    ]
+    present = [
+        replace(one, name=one.name.replace("past", "present", 1), becomes=one.name, about="")
+        for one in past
+    ]
     return past, present
 
 

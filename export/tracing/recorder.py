@@ -23,7 +23,11 @@ LONGEST_COUNT = 256
 SPARED: Mapping[str, Callable[..., Sequence[int]]] = {
     # Functions whose result would read weights or caches: the shape of the result.
     "torch.nn.functional.embedding": lambda ids, table, **_: (*ids.shape, *table.shape[1:]),
-    "torch.Tensor.index_select": lambda x, dim, index: (*index.shape, *x.shape[1:]),
+    "torch.Tensor.index_select": lambda x, dim, index: (
+        *x.shape[:dim],
+        *index.shape,
+        *x.shape[dim + 1 :],
+    ),
     "torch.Tensor.gather": lambda x, dim, index: index.shape,
     "torch.Tensor.index_copy": lambda x, *_: x.shape,
 }

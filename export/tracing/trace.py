@@ -93,7 +93,7 @@ def _model(
         if value in renamed or value not in {out for node in recorder.nodes for out in node.output}:
             value = recorder.copy(value)
         renamed[value] = name
-    nodes = _used(recorder.nodes, set(renamed))
+    nodes = used_nodes(recorder.nodes, set(renamed))
     for node in nodes:
         node.input[:] = [renamed.get(name, name) for name in node.input]
         node.output[:] = [renamed.get(name, name) for name in node.output]
@@ -128,7 +128,7 @@ def _model(
     return model
 
 
-def _used(nodes: Sequence[Any], wanted: set[str]) -> list[Any]:
+def used_nodes(nodes: Sequence[Any], wanted: set[str]) -> list[Any]:
     """Return the nodes that the wanted values need."""
     kept = []
     for node in reversed(nodes):

@@ -53,6 +53,11 @@ ALWAYS_FP32 = (
     "base_kernel",
     "attention_sink_bias",
     "mask_embedding",
+    "linear_attn.A_log",
+    "linear_attn.dt_bias",
+    "linear_attn.conv1d.weight",
+    "linear_attn.in_proj_a.weight",
+    "linear_attn.in_proj_b.weight",
 )
 
 
@@ -126,14 +131,14 @@ def _in_words_of_the_graph(
 
     A checkpoint that also sees or hears keeps the rest beside its text model.
     """
-    facts = spec.gemma4 or spec.muse
-    if facts is None or facts.tensor_prefix == PREFIX:
+    facts = spec.gemma4 or spec.muse or spec.delta
+    if facts is None or (facts.tensor_prefix == PREFIX and spec.delta is None):
         return refs
     prefix = facts.tensor_prefix
     text = {
         PREFIX + name[len(prefix) :]: ref for name, ref in refs.items() if name.startswith(prefix)
     }
-    if spec.muse is None:
+    if spec.gemma4 is not None:
         return text | {name: refs[name] for name in (LM_HEAD,) if name in refs}
     beside = beside_text(refs)
     rest = {name: ref for name, ref in refs.items() if not name.startswith(prefix)}

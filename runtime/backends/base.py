@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from draftrt.signature import Signature, cache_specs
+from draftrt.signature import Signature, cache_specs, check_feeds, state_specs
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -24,7 +24,9 @@ class GraphSession(Protocol):
 
     Implementations check every feed with `draftrt.signature.check_feeds` before they run anything,
     zero-initialise the caches (stale NaN rows poison attention even where they are masked), and
-    update them in place.
+    update them in place. States (`draftrt.signature.state_specs`) are held twice: a call reads one
+    copy and writes the other, and the two change places only when it has succeeded, so that a call
+    that failed can be made again.
     """
 
     @property
@@ -65,11 +67,37 @@ class GraphSession(Protocol):
         """Close the session."""
 
 
+class StateSession(GraphSession, Protocol):
+    """A loaded graph with its caches and states, which can be kept and put back."""
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Return copies of the states, by the input's name; empty for a graph without states.
+
+        Caches are not among them: their rows stay until a call overwrites them.
+        """
+
+    def restore(self, states: Arrays) -> None:
+        """Put the states of a snapshot back.
+
+        Raises:
+            FeedError: they are not all states of this graph; nothing was changed.
+        """
+
+
 def fed_signature(signature: Signature) -> Signature:
-    """Return the part of a signature that a caller sees: no cache, neither in nor out."""
-    caches = set(cache_specs(signature))
+    """Return the part of a signature that a caller sees: no cache or state, neither in nor out."""
+    held = {*cache_specs(signature), *state_specs(signature)}
     return replace(
         signature,
-        inputs=tuple(t for t in signature.inputs if t not in caches),
-        outputs=tuple(t for t in signature.outputs if not t.alias),
+        inputs=tuple(t for t in signature.inputs if t not in held),
+        outputs=tuple(t for t in signature.outputs if not t.alias and not t.becomes),
     )
+
+
+def check_states(signature: Signature, states: Arrays) -> None:
+    """Refuse a snapshot that is not one of the states of this graph.
+
+    Raises:
+        FeedError: lists what does not fit.
+    """
+    check_feeds(replace(signature, inputs=state_specs(signature)), states)

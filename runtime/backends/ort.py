@@ -1,7 +1,8 @@
 """Graphs on ONNX Runtime: pre-bound buffers, caches updated in place.
 
 Each cache is one buffer that is bound as input and as output, so the graph's TensorScatter writes
-into it without a copy. Does not know what the graph computes.
+into it without a copy. Each state is two, which change places after every call. Does not know what
+the graph computes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from draftrt.onnx_session import (
     load_onnxruntime,
     open_session,
 )
-from draftrt.runtime.backends.base import Arrays, fed_signature
-from draftrt.signature import Signature, cache_specs, check_feeds
+from draftrt.runtime.backends.base import Arrays, check_states, fed_signature
+from draftrt.signature import Signature, TensorSpec, cache_specs, check_feeds, state_specs
 
 PROVIDERS = {"cpu": CPU, "cuda": "CUDAExecutionProvider"}
 GROWTH_ROWS = 64
@@ -97,6 +98,11 @@ class OrtSession(Closing):
         self.cache_rows = 0
         self._can_grow = can_grow
         self._caches: dict[str, Any] = {}
+        self._states = {
+            tensor.name: [self._zeros(tensor) for _ in range(2)]
+            for tensor in state_specs(signature)
+        }
+        self._turn = 0  # which of the two holds what the last call left
         self._plans: dict[object, _Plan] = {}
         self._reserve(min(1, self._most_rows) if can_grow else self._most_rows)
 
@@ -111,7 +117,8 @@ class OrtSession(Closing):
         """Run the graph once; see `draftrt.runtime.backends.base.GraphSession.run`."""
         if self._session is None:
             raise BackendError("the session is closed", hint="open the bundle again")
-        key = (unwanted, *((name, array.shape, array.dtype) for name, array in feeds.items()))
+        sizes = ((name, array.shape, array.dtype) for name, array in feeds.items())
+        key = (unwanted, self._turn, *sizes)
         if key not in self._plans:  # feeds like those of a plan need no second check
             check_feeds(self._fed, feeds)
         self._reserve(self._most_rows if rows is None else rows)
@@ -123,12 +130,24 @@ class OrtSession(Closing):
         for name, buffer in plan.inputs.items():
             np.copyto(buffer, feeds[name])
         self._session.run_with_iobinding(plan.binding)
+        if self._states:
+            self._turn = 1 - self._turn
         return {name: buffer.copy() for name, buffer in plan.outputs.items()}
 
     def caches(self) -> dict[str, NDArray[Any]]:
         """Return a copy of every cache, by the name of the output that it is."""
         named = {tensor.alias: tensor.name for tensor in self._signature.outputs if tensor.alias}
         return {named[name]: cache.numpy().copy() for name, cache in self._caches.items()}
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Return copies of the states; see `draftrt.runtime.backends.base.StateSession`."""
+        return {name: pair[self._turn].numpy().copy() for name, pair in self._states.items()}
+
+    def restore(self, states: Arrays) -> None:
+        """Put the states of a snapshot back."""
+        check_states(self._signature, states)
+        for name, pair in self._states.items():
+            pair[self._turn].update_inplace(np.ascontiguousarray(states[name]))
 
     def cache_address(self, name: str) -> int:
         """Return the address of a cache's buffer; it changes only when the cache grows."""
@@ -139,6 +158,11 @@ class OrtSession(Closing):
         self._session = None
         self._plans.clear()
         self._caches.clear()
+        self._states.clear()
+
+    def _zeros(self, tensor: TensorSpec) -> Any:
+        content = np.zeros(tuple(int(size) for size in tensor.shape), tensor.dtype)
+        return self._runtime.OrtValue.ortvalue_from_numpy(content, self.device, 0)
 
     def _reserve(self, rows: int) -> None:
         """Fit the caches to ``rows`` in use; what those hold stays."""
@@ -172,9 +196,15 @@ class OrtSession(Closing):
             binding.bind_ortvalue_input(tensor.name, self._on_host(buffer))
         for name, cache in self._caches.items():
             binding.bind_ortvalue_input(name, cache)
+        for name, pair in self._states.items():
+            binding.bind_ortvalue_input(name, pair[self._turn])
         for tensor in self._signature.outputs:
             if tensor.alias:
                 binding.bind_ortvalue_output(tensor.name, self._caches[tensor.alias])
+            elif tensor.becomes:
+                binding.bind_ortvalue_output(
+                    tensor.name, self._states[tensor.becomes][1 - self._turn]
+                )
             elif tensor.name not in unwanted:
                 shape = tuple(sizes[s] if isinstance(s, str) else s for s in tensor.shape)
                 plan.outputs[tensor.name] = buffer = np.zeros(shape, tensor.dtype)

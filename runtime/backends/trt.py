@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from draftrt.errors import BackendError
 from draftrt.lifecycle import Closing
-from draftrt.runtime.backends.base import Arrays, fed_signature
+from draftrt.runtime.backends.base import Arrays, check_states, fed_signature
 from draftrt.runtime.backends.cuda import Buffers, Cuda
 from draftrt.runtime.backends.trt_engine import Engine, shape_of, sizes_of
-from draftrt.signature import Signature, cache_specs, check_feeds
+from draftrt.signature import Signature, TensorSpec, cache_specs, check_feeds, state_specs
 
 MAX_RECORDINGS = 24
 
@@ -70,13 +70,15 @@ class TrtSession(Closing):
         self._addresses: dict[str, int] = {}
         self._shapes: Shapes | None = None
         self._parity = 0
+        self._doubled = {tensor.name for tensor in state_specs(self._signature)}
+        if not self.is_in_place:
+            self._doubled |= {tensor.name for tensor in cache_specs(self._signature)}
         self._num_calls: dict[Hashable, int] = {}
         self._recordings: dict[Hashable, Any] = {}
         self._is_busy = False
-        for tensor in cache_specs(self._signature):
-            for copy in self._copies:
-                shape = tuple(int(size) for size in tensor.shape)
-                self._buffers.device(f"{tensor.name}{copy}", shape, tensor.dtype)
+        for tensor in self._held():
+            for copy in range(2 if tensor.name in self._doubled else 1):
+                self._cache(tensor.name, copy)
         cuda.synchronize()
 
     @property
@@ -113,11 +115,34 @@ class TrtSession(Closing):
             if tensor.name not in unwanted
         }
         self._cuda.synchronize()
-        self._parity = (self._parity + 1) % len(self._copies)
+        self._parity = self._next_parity()
         self._is_busy = False
         if is_first:
             engine.save_jit()
         return {name: view.copy() for name, view in views.items()}
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Return copies of the states; see `draftrt.runtime.backends.base.StateSession`."""
+        if self._engine is None:
+            raise BackendError("the session is closed", hint="open the bundle again")
+        self._cuda.synchronize()
+        found = {}
+        for tensor in state_specs(self._signature):
+            name = self._copy_of(tensor.name, self._parity)
+            shape = tuple(int(size) for size in tensor.shape)
+            found[tensor.name] = self._buffers.pull(name, shape, tensor.dtype)
+        self._cuda.synchronize()
+        return {name: view.copy() for name, view in found.items()}
+
+    def restore(self, states: Arrays) -> None:
+        """Put the states of a snapshot back."""
+        if self._engine is None:
+            raise BackendError("the session is closed", hint="open the bundle again")
+        check_states(self._signature, states)
+        self._cuda.synchronize()
+        for name, array in states.items():
+            self._buffers.push(self._copy_of(name, self._parity), array)
+        self._cuda.synchronize()
 
     def cache_address(self, name: str) -> int:
         """Return the address a cache is read from; in place it never changes."""
@@ -134,14 +159,21 @@ class TrtSession(Closing):
         self._buffers.close()
         self._cuda.close()
 
-    @property
-    def _copies(self) -> range:
-        return range(1 if self.is_in_place else 2)
+    def _held(self) -> tuple[TensorSpec, ...]:
+        return (*cache_specs(self._signature), *state_specs(self._signature))
+
+    def _next_parity(self) -> int:
+        return 1 - self._parity if self._doubled else 0
 
     def _cache(self, name: str, parity: int) -> int:
+        """Return the address of a cache or state that a call of this parity reads."""
         tensor = self._signature.input(name)
         shape = tuple(int(size) for size in tensor.shape)
-        return self._buffers.device(f"{name}{parity}", shape, tensor.dtype)
+        return self._buffers.device(self._copy_of(name, parity), shape, tensor.dtype)
+
+    def _copy_of(self, name: str, parity: int) -> str:
+        """Return the buffer of a cache or state that a call of this parity reads."""
+        return f"{name}{parity if name in self._doubled else 0}"
 
     def _reserve(self, shapes: Shapes) -> None:
         """Make room for fed and fetched tensors of these shapes, and note where they lie."""
@@ -150,11 +182,11 @@ class TrtSession(Closing):
             tensor.name: self._buffers.device(tensor.name, shape_of(tensor, sizes), tensor.dtype)
             for tensor in (*self._fed.inputs, *self._fed.outputs)
         }
-        after = (self._parity + 1) % len(self._copies)
         for tensor in self._signature.outputs:
-            if tensor.alias:
-                found[tensor.alias] = self._cache(tensor.alias, self._parity)
-                found[tensor.name] = self._cache(tensor.alias, after)
+            past = tensor.alias or tensor.becomes
+            if past:
+                found[past] = self._cache(past, self._parity)
+                found[tensor.name] = self._cache(past, self._next_parity())
         fed = {tensor.name for tensor in (*self._fed.inputs, *self._fed.outputs)}
         if any(self._addresses.get(name, found[name]) != found[name] for name in fed):
             self._forget_recordings()  # they hold addresses that are no more
