@@ -93,6 +93,6 @@ def _stored_bytes(name: str, tensor: GraphTensor, weights: PlacedWeights) -> int
     """Return the bytes of a weight that the check of a large graph reads, as they are stored."""
     size = num_bytes(tensor)
     if is_quantised(name, weights.tensors, weights.quantization):
-        size = quantised_bytes(name, tensor, weights.quantization)
+        size = quantised_bytes(name, weights.tensors, weights.quantization)
     rows = tensor.shape[0] if tensor.shape else 1
     return size * min(rows, BLOCK_ROWS) // rows if name in TABLES else size

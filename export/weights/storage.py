@@ -281,8 +281,8 @@ class PlacedWeights:
     def quantised_bytes(self, counts: Callable[[str], bool] = lambda name: True) -> int:
         """Return the bytes of codes and scales of the weights that count."""
         return sum(
-            quantised_bytes(name, tensor, self.quantization)
-            for name, tensor in self.tensors.items()
+            quantised_bytes(name, self.tensors, self.quantization)
+            for name in self.tensors
             if counts(name)
         )
 

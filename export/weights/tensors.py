@@ -211,14 +211,20 @@ def is_quantised(name: str, tensors: Mapping[str, GraphTensor], quantization: Qu
     return part_of(name, is_product=True) in quantization
 
 
-def quantised_bytes(name: str, tensor: GraphTensor, quantization: Quantization) -> int:
-    """Return the bytes of codes and scales of a weight's product or lookup, 0 for others."""
+def quantised_bytes(
+    name: str, tensors: Mapping[str, GraphTensor], quantization: Quantization
+) -> int:
+    """Return the bytes of codes and scales of a weight's product or lookup, 0 for others.
+
+    A table is multiplied with only where no head stands beside it.
+    """
+    total, tensor = 0, tensors[name]
     if tensor.kept is not None:
         rows, width = tensor.shape
         groups = 1 if tensor.kept.block is None else width // tensor.kept.block
         return bytes_of(rows * width, tensor.kept.scheme) + rows * groups * tensor.itemsize
-    total = 0
-    for is_product in (True, False):
+    is_looked_up = name in TABLES and HEAD in tensors
+    for is_product in (False,) if is_looked_up else (True, False):
         part = part_of(name, is_product=is_product)
         if part is None or part not in quantization:
             continue

@@ -174,7 +174,45 @@ GEMMA4: dict[str, Any] = {
     "vision_config": {"model_type": "gemma4_unified_vision"},
 }
 
+MUSE_GLIMMER: dict[str, Any] = {
+    "architectures": ["MuseGlimmerForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "model_type": "muse_glimmer",
+    "tie_word_embeddings": False,
+    "text_config": {
+        "attention_bias": False,
+        "final_logit_softcapping": 20.0,
+        "head_dim": 128,
+        "hidden_activation": "silu",
+        "hidden_size": 6656,
+        "intermediate_size": 19968,
+        "layer_rope_theta": [*[500000.0] * 3, 0] * 13,
+        "layer_types": [*[SLIDING] * 3, FULL] * 13,
+        "max_position_embeddings": 131072,
+        "model_type": "muse_glimmer_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 52,
+        "num_key_value_heads": 2,
+        "output_multiplier": 0.19611613513818404,
+        "post_norm_eps": 1e-08,
+        "qk_scale_factor": 3.87,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
+        "sliding_window": 2048,
+        "tie_word_embeddings": False,
+        "vocab_size": 202048,
+    },
+    "vision_config": {"hidden_size": 1536, "model_type": "muse_glimmer_vision"},
+}
 ROWS = (
+    Row(
+        "Muse-Glimmer-30B",
+        MUSE_GLIMMER,
+        (32, 2, 128),
+        (5e5, "default"),
+        tied=False,
+        windows={2048: 39},
+    ),
     Row(
         "SmolLM2-135M-Instruct",
         llama(
