@@ -27,7 +27,7 @@ from tests.toys.formats import drafter_arrays, drafter_config
 from tests.toys.models import Kind, ToyDrafter
 from tests.toys.toys import write_drafter
 from tests.unit.export.published import ROWS as PUBLISHED
-from tests.unit.export.support_rows import GOLDEN, REFUSED, UNTRIED
+from tests.unit.export.support_rows import GOLDEN, REFUSED, UNTRIED, target_of
 
 BODY = "transformer_layer_config."
 KINDS = (
@@ -197,7 +197,7 @@ def support_rows() -> list[list[str]]:
     rows += [[name, "form", golden[name]] for name in GOLDEN if name not in PUBLISHED]
     rows += [[name, "refused", why] for name, (why, _) in REFUSED.items()]
     rows += [[name, "not tried", why] for name, why in UNTRIED.items()]
-    return rows
+    return [[name, target_of(name), *rest] for name, *rest in rows]
 
 
 def refused_rows() -> Iterator[list[str]]:
@@ -222,7 +222,7 @@ def blocks() -> dict[str, str]:
         "keys": table(["fact", "keys, first match wins", "where none is stated"], key_rows()),
         "architectures": table(["architecture", "family", "layers"], architecture_rows()),
         "support": table(
-            ["checkpoint", "tried", "golden case of its form; reason"], support_rows()
+            ["checkpoint", "target", "tried", "golden case of its form; reason"], support_rows()
         ),
     }
 

@@ -240,4 +240,47 @@ ROWS: dict[str, Published] = {
     "SpecForge Qwen3.6-27B DSpark": newer(
         "DSparkDraftModel", QWEN36, mlp=17_408, taps=(2, 17, 32, 47, 62)
     ),
+    "SpecForge Qwen3.6-27B DFlash2": newer(
+        DFLASH2,
+        QWEN36,
+        mlp=17_408,
+        block=8,
+        taps=(5, 19, 33, 47, 61),
+        window=2048,
+        config={"is_causal": False, "dflash_config.block_size": 8, "max_window_layers": 5},
+    ),
+    "SpecForge Qwen3.5-4B DSpark": newer(
+        "DSparkDraftModel", QWEN35, mlp=9728, taps=(1, 8, 15, 22, 29)
+    ),
+    "SpecForge Qwen3-8B DSpark": newer(
+        "DSparkDraftModel", QWEN3_8B, mlp=12_288, taps=FIVE, mask=151_669, theta=1e6
+    ),
+    "SpecForge Qwen3-4B DSpark, 3 layers": newer(
+        "DSparkDraftModel",
+        QWEN3,
+        mlp=9728,
+        layers=3,
+        taps=(1, 17, 33),
+        mask=151_669,
+        theta=1e6,
+    ),
+    "SpecForge LFM2.5-1.2B DFlash": newer(
+        DFLASH,
+        (16, 2048, 65_536, 65_536),
+        mlp=6144,
+        heads=(32, 8, 64),
+        layers=8,
+        taps=(1, 4, 7, 10, 13),
+        mask=16,
+        theta=1e6,
+        config={"rms_norm_eps": 1e-5},
+    ),
+    "z-lab/gemma-4-31B-it-DFlash": newer(
+        DFLASH,
+        (60, 5376, 262_144, 262_144),
+        mlp=21_504,
+        taps=(1, 15, 29, 43, 57),
+        mask=4,
+        theta=1e6,
+    ),
 }

@@ -10,7 +10,8 @@ import pytest
 from draftrt.export.config.keys import HARMLESS
 from tests.unit.export import test_refusals
 from tests.unit.export.formats_page import BODY, KINDS, filled, recorded
-from tests.unit.export.support_rows import GOLDEN, REFUSED
+from tests.unit.export.published import ROWS as PUBLISHED
+from tests.unit.export.support_rows import GOLDEN, REFUSED, target_of
 
 REFUSED_KEYS = re.compile(
     r"experts|kv_lora|q_lora|qk_rope|hidden_size_per_layer|num_kv_shared|enable_moe|model_arch"
@@ -40,3 +41,4 @@ def test_the_support_table_names_only_what_a_test_shows(root: Path) -> None:
     assert {case for named in GOLDEN.values() for case in named} <= cases
     shown = {row.name for row in test_refusals.ROWS} | {test_refusals.pickled_mask.__name__}
     assert {row for _, row in REFUSED.values()} <= shown
+    assert all(target_of(name) for name in PUBLISHED)
