@@ -244,3 +244,17 @@ def test_layers_in_several_forms_are_each_checked(
     assert done.exit_code == 0, done.output
     assert "layer 0 stands for 2 more" in done.output
     assert "layer 1 stands for 2 more" in done.output
+
+
+def test_plan_counts_the_codes_of_a_target_alone(target: Path, tmp_path: Path) -> None:
+    quantization, make, _, _ = ROWS["gptq"]
+    quantised_target(target, tmp_path / "target", quantization, make)
+    arguments = ["--target", tmp_path / "target", "--max-context", 32, "--precision", "fp32"]
+    planned = run("plan", *arguments, "--json")
+    assert planned.exit_code == 0, planned.output
+    out = tmp_path / "b"
+    run("export", "--target", tmp_path / "target", "-o", out, "--max-context", 32)
+    made = Bundle.open(out).graph("target").weight_bytes
+    assert json.loads(planned.stdout)["graphs"]["target"]["weights"] == made
+    assert run("plan").exit_code == 2
+    assert run("plan", *arguments, "--family", "dflash").exit_code == 2

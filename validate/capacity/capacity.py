@@ -29,7 +29,7 @@ from draftrt.engines.memory import GraphMemory, bundle_memory, graph_memory, num
 from draftrt.errors import SpecError
 from draftrt.export.check.memory import export_peak_bytes
 from draftrt.export.checkpoint.decoder import say_left_out
-from draftrt.export.checkpoint.drafter import LoadedDrafter, load_drafter
+from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.checkpoint.safetensors import check_folder, read_headers
 from draftrt.export.checkpoint.target import read_target
 from draftrt.export.checkpoint.target_files import TOKENIZER_FILES
@@ -41,7 +41,7 @@ from draftrt.export.weights.data_file import is_read_whole
 from draftrt.export.weights.placement import place_draft, place_target
 from draftrt.export.weights.storage import PlacedWeights, WeightFiles
 from draftrt.runtime.decoding.schedule import NOTE, Costs, read_costs
-from draftrt.spec import DecoderSpec
+from draftrt.spec import DecoderSpec, DrafterSpec
 
 GRAPH_BYTES, LAYER_BYTES = 7_500, 17_300  # of the two ONNX files of a graph
 MANIFEST_BYTES = 14_000
@@ -105,17 +105,17 @@ class Capacity:
 
 
 def plan_pair(
-    draft: Path,
+    draft: Path | None,
     target: Path | None,
     options: ExportOptions,
     context: int | None = None,
     *,
     verify: Verify = Verify.REMEMBERED,
 ) -> Capacity:
-    """Plan a pair from its checkpoints, or a bundle that is there.
+    """Plan a pair from its checkpoints, a target alone, or a bundle that is there.
 
     Args:
-        draft: drafter checkpoint, or a bundle.
+        draft: drafter checkpoint, or a bundle; None for a target alone.
         target: target checkpoint; None with a bundle.
         options: how it would be exported.
         context: tokens the caches are counted for; None: all rows of the caches.
@@ -125,11 +125,12 @@ def plan_pair(
         SpecError: a checkpoint without a target, or a bundle with one; more context than rows.
         DraftrtError: whatever an export would refuse before any work.
     """
-    if (draft / MANIFEST).is_file():
+    if draft is not None and (draft / MANIFEST).is_file():
         if target is not None:
             raise SpecError(f"{draft} is a bundle and has its target", hint="leave out --target")
         return _plan_bundle(Bundle.open(draft, verify=verify), context)
-    check_folder(draft)
+    if draft is not None:
+        check_folder(draft)
     if target is None:
         raise SpecError(
             f"{draft}: no target given", hint="pass --target, or a bundle in place of the drafter"
@@ -161,31 +162,36 @@ def _plan_bundle(bundle: Bundle, context: int | None) -> Capacity:
 
 
 def _plan_checkpoints(
-    draft: Path, target: Path, options: ExportOptions, context: int | None
+    draft: Path | None, target: Path, options: ExportOptions, context: int | None
 ) -> Capacity:
     model = read_target(target, draft=draft)
-    loaded = load_drafter(
-        draft,
-        model,
-        sample_from_anchor=options.sample_from_anchor,
-        family=options.family,
-        ignore_keys=of_draft(options.ignore_keys),
-    )
-    decoder, left_out = choose_decoder(model, options, is_alone=False)
+    loaded = None
+    if draft is not None:
+        loaded = load_drafter(
+            draft,
+            model,
+            sample_from_anchor=options.sample_from_anchor,
+            family=options.family,
+            ignore_keys=of_draft(options.ignore_keys),
+        )
+    decoder, left_out = choose_decoder(model, options, is_alone=loaded is None)
     remark = "" if left_out is None else say_left_out(left_out)
     if options.target_graph is False:
         remark = "the target is not exported"
-    check_quantised(options, has_draft=True, has_target=decoder is not None)
-    rows = max_context(options, loaded.spec, decoder)
+    check_quantised(options, has_draft=loaded is not None, has_target=decoder is not None)
+    spec = None if loaded is None else loaded.spec
+    rows = max_context(options, spec, decoder)
     _check_context(context, rows, f"pass --max-context {context} too")
     files = WeightFiles(target, options.weights)
-    placed = {"draft": place_draft(loaded, options, rows, files)}
+    placed = {}
+    if loaded is not None:
+        placed["draft"] = place_draft(loaded, options, rows, files)
     if decoder is not None:
         placed["target"] = place_target(decoder, target, options, rows, files)
-    graphs = _graphs(loaded, decoder, placed, options, rows, context)
-    full = _graphs(loaded, decoder, placed, options, rows, None)
+    graphs = _graphs(spec, decoder, placed, options, rows, context)
+    full = _graphs(spec, decoder, placed, options, rows, None)
     own = files.progress.total + sum(weights.quantised_bytes() for weights in placed.values())
-    layers = [loaded.spec.num_layers] + ([] if decoder is None else [decoder.num_layers])
+    layers = [one.num_layers for one in (spec, decoder) if one is not None]
     tokenizer = sum(
         (target / name).stat().st_size for name in TOKENIZER_FILES if (target / name).is_file()
     )
@@ -193,9 +199,9 @@ def _plan_checkpoints(
         stored = sum(ref.num_bytes for ref in read_headers(target).values())
         remark += f" (its checkpoint has {stored / 1e9:.1f} GB)"
     return Capacity(
-        name=draft.resolve().name,
+        name=(draft or target).resolve().name,
         graphs=graphs,
-        num_draft_tokens=loaded.spec.num_draft_tokens,
+        num_draft_tokens=0 if spec is None else spec.num_draft_tokens,
         context=context or rows,
         precision=options.precision.value,
         bundle_bytes=bundle_bytes(own, layers, tokenizer),
@@ -215,24 +221,24 @@ def _check_context(context: int | None, rows: int, hint: str) -> None:
 
 
 def _graphs(
-    loaded: LoadedDrafter,
+    spec: DrafterSpec | None,
     decoder: DecoderSpec | None,
     placed: Mapping[str, PlacedWeights],
     options: ExportOptions,
     rows: int,
     context: int | None,
 ) -> dict[str, GraphMemory]:
-    signatures = {
-        "draft": draft_signature(
-            loaded.spec,
+    signatures = {}
+    if spec is not None:
+        signatures["draft"] = draft_signature(
+            spec,
             options.precision,
             rows,
             options.extra_outputs,
             is_sampled=options.sampled,
         )
-    }
     if decoder is not None:
-        taps = loaded.spec.target_layer_ids
+        taps = () if spec is None else spec.target_layer_ids
         signatures["target"] = target_signature(decoder, taps, options.precision, rows)
     return {
         name: graph_memory(
@@ -241,7 +247,7 @@ def _graphs(
             signatures[name],
             rows,
             context,
-            num_steps(loaded.spec) if name == "draft" else 0,
+            num_steps(spec) if spec is not None and name == "draft" else 0,
         )
         for name, weights in placed.items()
     }

@@ -22,6 +22,7 @@ from draftrt.cli_options import (
 from draftrt.codec import to_json
 from draftrt.engines.devices import DEVICES, Device, find_device
 from draftrt.engines.memory import GraphMemory
+from draftrt.export.config.keys import of_draft
 from draftrt.export.options import MOST_CONTEXT, ExportOptions, WeightMode
 from draftrt.quantization import Part, Scheme
 from draftrt.runtime.decoding.schedule import Costs
@@ -50,7 +51,7 @@ OF_EXPORTS = (
 
 
 @click.command("plan")
-@click.argument("draft", type=click.Path(path_type=Path))
+@click.argument("draft", required=False, type=click.Path(path_type=Path))
 @click.option("--target", type=click.Path(path_type=Path), help="Target checkpoint folder.")
 @click.option(
     "--device",
@@ -87,7 +88,7 @@ OF_EXPORTS = (
 @click.pass_context
 def plan(
     ctx: click.Context,
-    draft: Path,
+    draft: Path | None,
     target: Path | None,
     names: tuple[str, ...],
     context: int | None,
@@ -105,10 +106,13 @@ def plan(
 ) -> None:
     """Tell memory, disk and break-even of drafter DRAFT and its target, or of the bundle DRAFT.
 
-    Reads configs and tensor headers alone. With devices named, exit status 3 says that the pair
-    fits on none of them.
+    With --target alone: of the target. Reads configs and tensor headers alone. With devices named,
+    exit status 3 says that the pair fits on none of them.
     """
-    if (draft / MANIFEST).is_file():
+    of_drafters = sample_from_anchor is not None or family or of_draft(ignore_keys)
+    if draft is None and (target is None or of_drafters or target_graph is False):
+        raise click.UsageError("expected DRAFT, a bundle, or --target without options of drafters")
+    if draft is not None and (draft / MANIFEST).is_file():
         _refuse_export_options(ctx, draft)
     options = ExportOptions(
         precision=Precision(precision),
