@@ -46,10 +46,12 @@ class KeptForm:
     Attributes:
         scheme: of the codes.
         block: inputs that share a scale; None for one an output channel.
+        is_ordered: inputs are sorted by their groups, and gathered in that order.
     """
 
     scheme: Scheme
     block: int | None = None
+    is_ordered: bool = False
 
 
 DRAFT, TARGET = "draft", "target"  # names of the graphs of a bundle

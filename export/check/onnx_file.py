@@ -140,7 +140,7 @@ def check_channels(path: Path, tensors: Mapping[str, GraphTensor]) -> int:
         again = torch.cat(
             [dequantize(*encoded(ref.name, tensor, ref.scheme, row, row + 1)) for row in chosen]
         )
-        differs = (ref.exact_channels(chosen) != again).any(dim=1)
+        differs = (ref.exact_channels(chosen) != ref.in_order(again)).any(dim=1)
         if differs.any():
             channel = chosen[int(differs.nonzero()[0])]
             raise ExportError(

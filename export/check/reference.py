@@ -200,7 +200,8 @@ def _form(ref: TensorRef | None) -> KeptForm | None:
     if not isinstance(ref, QuantizedRef) or ref.scales is None:
         return None
     blocks = ref.scales.shape[0] if len(ref.scales.shape) == 2 else 0
-    return KeptForm(ref.scheme, ref.shape[1] // blocks if blocks else None)
+    block = ref.shape[1] // blocks if blocks else None
+    return KeptForm(ref.scheme, block, is_ordered=ref.order is not None)
 
 
 def _wide(tensor: GraphTensor) -> GraphTensor:

@@ -27,10 +27,11 @@ from draftrt.export.graph.attention import group_attention
 from draftrt.export.graph.edit import place_of, put_place
 from draftrt.export.graph.quantize import look_up_codes
 from draftrt.export.tracing.recorder import onnx_type
+from draftrt.export.weights.kept import order_of
 from draftrt.export.weights.overflow import check_held
 from draftrt.export.weights.quantized import QuantizedRef, RequantizedRef
 from draftrt.export.weights.storage import ByteRange, QuantizedWeight
-from draftrt.export.weights.tensors import CODES, SCALES
+from draftrt.export.weights.tensors import CODES, ORDER, SCALES
 from draftrt.onnx_session import read_onnx
 from draftrt.quantization import HEAD, TABLES, Scheme
 
@@ -127,10 +128,28 @@ def _quantised(weight: QuantizedWeight) -> list[Any]:
     }
     use = weight.use
     scales = onnx_type(use.tensor.torch_dtype)
-    return [
+    made = [
         _external(use.name + CODES, kinds[use.scheme], use.codes_shape, weight.codes),
         _external(use.name + SCALES, scales, use.scales_shape, weight.scales),
     ]
+    if use.tensor.kept is not None and use.tensor.kept.is_ordered:
+        made.append(_order(use.name + ORDER, use.tensor.source))
+    return made
+
+
+def _order(name: str, source: TensorRef) -> Any:
+    """Return the order in which a product gathers its inputs, of a checkpoint or of a file."""
+    import onnx
+
+    if isinstance(source, QuantizedRef):
+        assert source.order is not None
+        content = source.order.read().numpy()
+    else:
+        assert isinstance(source, StoredRef)
+        found = order_of(source)
+        assert found is not None
+        content = found
+    return onnx.numpy_helper.from_array(content, name)
 
 
 def _external(name: str, kind: int, shape: Sequence[int], place: ByteRange) -> Any:
@@ -168,7 +187,8 @@ def read_initialisers(path: Path) -> dict[str, TensorRef]:
                 raise BundleError(f"{path}: {name} has codes and no scales", hint=DAMAGED)
             if name == TABLES[1] and name in refs:  # looked up quantised, multiplied with as it is
                 refs.setdefault(HEAD, refs[name])
-            refs[name] = _quantised_ref(tensor, name, scales, schemes[tensor.data_type], path)
+            made = _quantised_ref(tensor, name, scales, schemes[tensor.data_type], path)
+            refs[name] = replace(made, order=refs.pop(name + ORDER, None))
     return refs
 
 

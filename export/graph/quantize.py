@@ -4,7 +4,8 @@ A product becomes ``Gemm(x, DequantizeLinear(codes [in, out], scales))``: ONNX R
 form into one kernel that reads the codes, and TensorRT-RTX builds it. With codes [out, in] ONNX
 Runtime dequantises the whole weight in every call, and so it does with a MatMul whose output is
 added to something, because it makes another Gemm of the two first. Each use gets codes of its own,
-because two products of one quantised weight crash TensorRT's builder.
+because two products of one quantised weight crash TensorRT's builder. Where a checkpoint's inputs
+are not in the order of its groups, the codes are sorted by them and a Gather sorts x.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from draftrt.errors import ExportError
 from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.edit import attributes_of, edited, makers, replace_nodes
-from draftrt.export.weights.tensors import CODES, SCALES, QuantizedUse
+from draftrt.export.weights.tensors import CODES, ORDER, SCALES, QuantizedUse
 from draftrt.quantization import HEAD, TABLES, Part, Quantization, part_of
 
 
@@ -83,7 +84,16 @@ def _product(node: Any, use: QuantizedUse) -> list[Any]:
         )
     how: dict[str, Any] = {"axis": 1} if use.block is None else {"axis": 0, "block_size": use.block}
     wide, inputs = f"{use.name}.dequantized", list(node.input)
+    gathered = []
+    if use.tensor.kept is not None and use.tensor.kept.is_ordered:
+        given, inputs[0] = inputs[0], f"{use.name}.gathered"
+        gathered = [
+            onnx.helper.make_node(
+                "Gather", [given, use.name + ORDER], [inputs[0]], f"{use.name}.gather", axis=1
+            )
+        ]
     return [
+        *gathered,
         onnx.helper.make_node(
             "DequantizeLinear",
             [use.name + CODES, use.name + SCALES],

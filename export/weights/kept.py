@@ -37,19 +37,18 @@ def form_of(linear: StoredLinear, opset: int, sms: Sequence[int]) -> KeptForm | 
     """
     width = linear.shape[1]
     block = None if linear.group >= width else linear.group
-    if linear.order is not None or (
-        block is not None and (block not in BLOCKS or width % block or opset < INT4_OPSET)
-    ):
+    if block is not None and (block not in BLOCKS or width % block or opset < INT4_OPSET):
         return None
+    is_ordered = linear.order is not None
     if linear.kind is CodeKind.E4M3:
         return KeptForm(Scheme.FP8, block) if sms and min(sms) >= FP8_FROM else None
     if linear.kind is CodeKind.E2M1:
         return KeptForm(Scheme.INT8, block)
     if linear.zero_points is not None:
-        return KeptForm(Scheme.INT8, block) if linear.bits == 4 else None
+        return KeptForm(Scheme.INT8, block, is_ordered) if linear.bits == 4 else None
     if linear.bits == 4 and opset >= INT4_OPSET:
-        return KeptForm(Scheme.INT4, block)
-    return KeptForm(Scheme.INT8, block)
+        return KeptForm(Scheme.INT4, block, is_ordered)
+    return KeptForm(Scheme.INT8, block, is_ordered)
 
 
 def keep_codes(
@@ -70,11 +69,13 @@ def _marked(name: str, tensor: GraphTensor, opset: int, sms: Sequence[int]) -> G
 def kept_rows(ref: StoredRef, form: KeptForm) -> tuple[NDArray[Any], NDArray[np.float32]]:
     """Return codes [n, in] and scales [n] or [n, blocks] of a weight's rows.
 
-    Codes are int8, or bytes of FP8.
+    Codes are int8, or bytes of FP8, sorted by groups where these are not in order.
     """
     linear, start, stop = ref.linear, ref.first, ref.first + ref.shape[0]
     assert linear is not None
     codes, scales = linear.codes(start, stop), linear.scales(start, stop)
+    order = order_of(ref)
+    codes = codes if order is None else codes[:, order]
     if linear.kind is CodeKind.E2M1:
         codes, scales = TWICE[codes], scales * np.float32(0.5)
     elif linear.zero_points is not None:
@@ -84,6 +85,13 @@ def kept_rows(ref: StoredRef, form: KeptForm) -> tuple[NDArray[Any], NDArray[np.
         codes = codes.astype(np.int8)
     scales = np.ascontiguousarray(scales[:, 0] if form.block is None else scales)
     return np.ascontiguousarray(codes), scales
+
+
+def order_of(ref: StoredRef) -> NDArray[np.int64] | None:
+    """Return the inputs [in] sorted by their groups; None where they are in order."""
+    assert ref.linear is not None
+    groups = ref.linear.order
+    return None if groups is None else np.argsort(groups, kind="stable")
 
 
 def described(tensors: Mapping[str, GraphTensor]) -> Iterator[str]:
@@ -104,7 +112,8 @@ def _become(tensor: GraphTensor) -> str:
         return f"dequantised to {tensor.dtype}"
     block = tensor.kept.block
     scales = "each output" if block is None else f"{block} inputs"
-    return f"their own codes as {tensor.kept.scheme.value}, a scale for {scales}"
+    order = ", inputs gathered by groups" if tensor.kept.is_ordered else ""
+    return f"their own codes as {tensor.kept.scheme.value}, a scale for {scales}{order}"
 
 
 def largest_change(tensor: GraphTensor) -> float:

@@ -129,11 +129,13 @@ class QuantizedRef(TensorRef):
         scheme: how it is quantised.
         scales: its scales, as stored.
         is_product: stored as [in, out].
+        order: [in], the input that each of its own stands for; None where they are in order.
     """
 
     scheme: Scheme = Scheme.INT8
     scales: TensorRef | None = None
     is_product: bool = True
+    order: TensorRef | None = None
 
     def read(self) -> Tensor:
         """Return the weight [out, in] that the integers stand for."""
@@ -151,7 +153,12 @@ class QuantizedRef(TensorRef):
 
     def exact_rows(self, start: int, stop: int) -> Tensor:
         """Return some output channels [n, in] without rounding, float32."""
-        return dequantize(self.codes(start, stop), self.channel_scales(start, stop))
+        found = dequantize(self.codes(start, stop), self.channel_scales(start, stop))
+        return self.in_order(found)
+
+    def in_order(self, held: Tensor) -> Tensor:
+        """Return channels [n, in] with their inputs in the order of the model."""
+        return held if self.order is None else held[:, self.order.read().argsort()]
 
     def codes(self, start: int, stop: int) -> Tensor:
         """Return the codes of some output channels, [n, in] int8 or float8_e4m3fn."""
@@ -199,7 +206,7 @@ class QuantizedRef(TensorRef):
             half = torch.from_numpy(places % 2)[None, :, None].expand(count, -1, 1)
             found.append(unpacked(lines[..., None], self.scheme).gather(2, half)[..., 0])
         scales = self.channel_scales(0, rows)[torch.from_numpy(places)]
-        return dequantize(torch.cat(found).T, scales)
+        return self.in_order(dequantize(torch.cat(found).T, scales))
 
     def exact(self) -> QuantizedRef:
         """Return the same weight without rounding: in float32 every product is exact."""

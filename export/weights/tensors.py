@@ -239,7 +239,8 @@ WEIGHT = re.compile(r"^((?:model\.)?layers\.)(\d+)\.")
 
 
 INT4_OPSET = 21  # the first with blocks and 4-bit integers
-CODES, SCALES = ".codes", ".scales"  # appended to a weight's name
+# appended to a weight's name; the order is that in which a product gathers its inputs
+CODES, SCALES, ORDER = ".codes", ".scales", ".order"
 
 
 @dataclass(frozen=True, slots=True)

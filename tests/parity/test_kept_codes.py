@@ -50,6 +50,18 @@ ROWS: dict[str, tuple[Mapping[str, Any], Mapping[str, Make], list[str], KeptForm
         [],
         KeptForm(Scheme.INT4, 16),
     ),
+    "gptq in the order of activations": (
+        {**GPTQ, "desc_act": True},
+        {ANY: lambda r, n, k: toys.gptq(r, n, k, group=16, scattered=True)},
+        [],
+        KeptForm(Scheme.INT4, 16, is_ordered=True),
+    ),
+    "the same with zero points": (
+        {**GPTQ, "desc_act": True, "sym": False},
+        {ANY: lambda r, n, k: toys.gptq(r, n, k, group=16, scattered=True, sym=False)},
+        [],
+        KeptForm(Scheme.INT8, 16, is_ordered=True),
+    ),
     "gptq with zero points": (
         {**GPTQ, "sym": False},
         {ANY: lambda r, n, k: toys.gptq(r, n, k, group=16, sym=False)},
@@ -136,6 +148,9 @@ def test_a_graph_holds_the_checkpoints_own_codes(name: str, target: Path, tmp_pa
         if form.block is not None:
             scales = np.repeat(scales, form.block, axis=0)
         held = (codes * scales).T
+    if form is not None and form.is_ordered:
+        order = onnx.numpy_helper.to_array(stored[f"{DOWN}.weight.order"])
+        held = held[:, np.argsort(order)]
     np.testing.assert_array_equal(held, weights[DOWN])
     if form is None or form.scheme is not Scheme.FP8:  # of FP8 the runtime makes float32
         assert run("validate", "parity", out).exit_code == 0
@@ -165,8 +180,9 @@ def test_the_codes_of_a_packed_checkpoint_are_those_of_the_graph(
         np.testing.assert_array_equal(held[column] ^ 8, word)
 
 
-def test_products_with_kept_codes_are_one_kernel(target: Path, tmp_path: Path) -> None:
-    quantization, make, _, _ = ROWS["gptq"]
+@pytest.mark.parametrize("name", ["gptq", "gptq in the order of activations", "nvfp4"])
+def test_products_with_kept_codes_are_one_kernel(name: str, target: Path, tmp_path: Path) -> None:
+    quantization, make, _, _ = ROWS[name]
     quantised_target(target, tmp_path / "target", quantization, make)
     run("export", "--target", tmp_path / "target", "-o", tmp_path / "b", "--max-context", 32)
     options = ort.SessionOptions()
@@ -221,6 +237,17 @@ def test_kept_fp8_is_refused_where_a_gpu_lacks_it(target: Path, tmp_path: Path) 
     assert told.exit_code == 1
     assert "SM86" in told.output
     assert "SM89 on" in told.output
+
+
+def test_a_large_graph_with_gathered_inputs_is_checked_by_samples(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftrt.export.write_graphs.is_small", lambda tensors: False)
+    quantization, make, _, _ = ROWS["gptq in the order of activations"]
+    quantised_target(target, tmp_path / "target", quantization, make)
+    done = run("export", "--target", tmp_path / "target", "-o", tmp_path / "b")
+    assert done.exit_code == 0, done.output
+    assert "layer 0 stands for 5 more" in done.output
 
 
 def test_layers_in_several_forms_are_each_checked(
