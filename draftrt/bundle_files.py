@@ -402,6 +402,9 @@ def _graph_problems(graph: GraphEntry) -> Iterator[str]:
     aliases = [tensor.alias for tensor in signature.outputs if tensor.alias]
     if len(set(aliases)) < len(aliases):
         yield "signature: two outputs share the buffer of one input"
+    states = [tensor.becomes for tensor in signature.outputs if tensor.becomes]
+    if len({*states, *aliases}) < len(states) + len(set(aliases)):
+        yield "signature: two outputs become one input"
     if NEXT_IDS in names and not {"R", "S"} <= signature.dimensions.keys():
         yield f"dimensions: got {sorted(signature.dimensions)}, expected R and S"
 
@@ -416,6 +419,14 @@ def _tensor_problems(tensor: TensorSpec, signature: Signature) -> Iterator[str]:
             yield f"got the size {size!r:.40}, expected one of {sorted(signature.dimensions)}"
         if isinstance(size, int) and not 1 <= size <= MOST_SIZE:
             yield f"got a size of {size}, expected 1 to {MOST_SIZE}"
+    if tensor.becomes is not None:
+        past = next((one for one in signature.inputs if one.name == tensor.becomes), None)
+        if past is None or (past.shape, past.dtype) != (tensor.shape, tensor.dtype):
+            yield f"becomes {tensor.becomes!r:.60}, which is no input of its shape and type"
+        elif not all(isinstance(size, int) for size in tensor.shape):
+            yield f"got a state of shape {list(tensor.shape)}, expected whole numbers"
+        if tensor.alias is not None:
+            yield "shares the buffer of an input and becomes one, expected one of the two"
     if tensor.alias is None:
         return
     past = next((one for one in signature.inputs if one.name == tensor.alias), None)

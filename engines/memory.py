@@ -17,7 +17,7 @@ from draftrt.engines.devices import Device
 from draftrt.errors import BuildError
 from draftrt.manifest import GraphEntry
 from draftrt.provenance import total_memory
-from draftrt.signature import Signature, TensorSpec
+from draftrt.signature import Signature, TensorSpec, cache_specs, state_bytes, state_specs
 from draftrt.spec import DrafterSpec
 
 PLAN_BYTES, PLAN_LAYER_BYTES, PLAN_STEP_BYTES = 2_650_000, 440_000, 230_000
@@ -33,7 +33,7 @@ class GraphMemory:
     Attributes:
         weights: of the graph, each once.
         read: weights that a call reads whole.
-        caches: at the context asked for.
+        caches: at the context asked for, and both copies of states, whatever the context.
         scratch: estimate of what a call needs besides.
         plan: size of a plan file, predicted; it is what the weights take on the device.
         build: peak resident memory of the build, predicted.
@@ -71,16 +71,17 @@ def graph_memory(
         steps: drafts that are drafted one after the other; see `num_steps`.
     """
     largest = {name: span.max for name, span in signature.dimensions.items()}
-    caches = {tensor.alias for tensor in signature.outputs if tensor.alias}
+    caches = {tensor.name for tensor in cache_specs(signature)}
+    states = {tensor.name for tensor in state_specs(signature)}
     rows = min(max_context, context or max_context)
     cached = sum(_bytes(t, largest) for t in signature.inputs if t.name in caches)
-    passed = [t for t in signature.inputs if t.name not in caches]
-    passed += [t for t in signature.outputs if not t.alias]
-    layers = len(caches) // 2
+    passed = [t for t in signature.inputs if t.name not in caches | states]
+    passed += [t for t in signature.outputs if not t.alias and not t.becomes]
+    layers = len({name.rpartition("_")[2] for name in caches | states})
     return GraphMemory(
         weights=weights,
         read=read,
-        caches=cached * rows // max_context,
+        caches=cached * rows // max_context + state_bytes(signature),
         scratch=SCRATCH_BYTES + 2 * sum(_bytes(t, largest) for t in passed),
         plan=weights + PLAN_BYTES + layers * PLAN_LAYER_BYTES + steps * PLAN_STEP_BYTES,
         build=BUILD_BYTES + layers * BUILD_LAYER_BYTES + round(BUILD_FACTOR * weights),

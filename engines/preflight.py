@@ -13,8 +13,45 @@ from typing import Any
 
 from draftrt.engines.capabilities import Feature
 from draftrt.errors import BuildError
+from draftrt.onnx_session import read_onnx
 
 SHOWN = 20
+# Attributes that the parser honours or refuses. It takes any other without a word and computes
+# something else: the windows of later opsets, as of TensorRT-RTX 1.7.1.
+HEEDED = {
+    "Attention": frozenset(
+        ("scale", "is_causal", "q_num_heads", "kv_num_heads", "softcap", "softmax_precision")
+    )
+}
+
+
+def check_attributes(onnx: Path) -> None:
+    """Refuse a graph with attributes that the backend is known to ignore; weights are not read.
+
+    Args:
+        onnx: ONNX file.
+
+    Raises:
+        BuildError: names every such node and its attributes.
+    """
+    ignored = {
+        node.name or node.output[0]: sorted(
+            {one.name for one in node.attribute} - HEEDED[node.op_type]
+        )
+        for node in read_onnx(onnx).graph.node
+        if node.op_type in HEEDED
+    }
+    lines = [f"{name!r}: {', '.join(names)}" for name, names in ignored.items() if names]
+    if not lines:
+        return
+    if len(lines) > SHOWN:
+        lines[SHOWN:] = [f"and {len(lines) - SHOWN} more"]
+    raise BuildError(
+        "\n    ".join(
+            ["the backend would ignore attributes of Attention and answer otherwise:", *lines]
+        ),
+        hint="say the same with a mask: `draftrt export` does",
+    )
 
 
 def check_nodes(trt: ModuleType, logger: Any, onnx: Path) -> None:

@@ -74,6 +74,7 @@ def _parse_and_build(trt: ModuleType, request: BuildRequest, attention: Attentio
     from polygraphy.backend.trt.util import get_trt_logger, str_from_config
     from polygraphy.logger import G_LOGGER
 
+    preflight.check_attributes(Path(request.onnx))
     preflight.check_nodes(trt, get_trt_logger(), Path(request.onnx))
     parsed = NetworkFromOnnxPath(request.onnx, strongly_typed=True)
     # The parser owns the weights: it has to stay until the plan is written.

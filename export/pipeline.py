@@ -23,7 +23,7 @@ from draftrt.files import sample_sha256, sample_tensors, sha256_of
 from draftrt.manifest import GraphEntry, Manifest
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.quantization import describe
-from draftrt.signature import cache_bytes
+from draftrt.signature import cache_bytes, state_bytes
 from draftrt.spec import DecoderSpec
 
 
@@ -146,7 +146,7 @@ def _write_graphs(
     if decoder is not None:
         weights["target"] = place_target(decoder, target, options, context, files)
         signature = target_signature(decoder, taps, options.precision, context)
-        caches["target"] = cache_bytes(signature)
+        caches["target"] = cache_bytes(signature) + state_bytes(signature)
     check_memory(weights, caches, context)
     for name, placed in weights.items():
         for part in set(options.quantization.get(name, {})) - set(placed.quantization):

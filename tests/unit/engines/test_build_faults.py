@@ -9,16 +9,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from draftrt.bundle import Bundle, write_manifest
 from draftrt.bundle_files import read_manifest
 from draftrt.engines.build import build_plan
 from draftrt.engines.capabilities import Backend
 from draftrt.engines.options import BuildOptions
+from draftrt.engines.preflight import HEEDED
 from draftrt.errors import BuildError, BundleError
 from draftrt.spec import Precision
 from tests.waiting import is_gone, started, until
@@ -74,6 +75,51 @@ def test_the_preflight_names_every_unsupported_node(make_bundle: MakeBundle) -> 
     assert "Multinomial at node 'drawn_node'" in text
     assert str(folder / "plans" / LOG) in text
     assert only_the_log_is_left(folder)
+
+
+def scored(graph: Graph, logits: str) -> str:
+    """Add attention with an attribute that the parser takes and does not heed."""
+    heads = graph.node("Unsqueeze", [logits, graph.constant("heads", [0])], "as_heads")
+    attended = graph.node(
+        "Attention", [heads, heads, heads], "scored", scale=1.0, qk_matmul_output_mode=1
+    )
+    return graph.node("Squeeze", [attended, graph.constant("headless", [0])], "sum")
+
+
+def test_an_attribute_that_the_backend_ignores_is_refused(make_bundle: MakeBundle) -> None:
+    folder = make_bundle(Precision.FP32, scored)
+    with pytest.raises(BuildError, match="would ignore attributes of Attention") as caught:
+        build_plan(folder, RTX86)
+    assert "qk_matmul_output_mode" in str(caught.value)
+    assert only_the_log_is_left(folder)
+
+
+@pytest.mark.parametrize("name", ["left_window_size", "sliding_window", "qk_matmul_output_mode"])
+def test_the_parser_drops_a_window_without_a_word(name: str) -> None:
+    """Once this fails the parser has learned it, and `HEEDED` may have the attribute."""
+    trt = pytest.importorskip("tensorrt_rtx")
+    plain, windowed = (parsed_attention(trt, given) for given in ({}, {name: 2}))
+    assert windowed == plain
+    assert name not in HEEDED["Attention"]
+
+
+def parsed_attention(trt: Any, attributes: dict[str, int]) -> list[tuple[str, str]]:
+    """Return the layers that the parser makes of attention; it must take the graph."""
+    node = helper.make_node("Attention", [*"qkv"], ["out"], "it", scale=1.0)
+    node.attribute.extend(helper.make_attribute(*one) for one in attributes.items())
+    shape = [1, 2, 8, 16]
+    values = [helper.make_tensor_value_info(one, TensorProto.FLOAT, shape) for one in [*"qkv"]]
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, shape)
+    graph = helper.make_graph([node], "attention", values, [out])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+    logger = trt.Logger(trt.Logger.ERROR)
+    flag = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    builder = trt.Builder(logger)
+    network = builder.create_network(flag)
+    parser = trt.OnnxParser(network, logger)
+    assert parser.parse(model.SerializeToString())
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    return [(str(layer.type), layer.name) for layer in layers]
 
 
 def shaped_by_a_value(graph: Graph, logits: str) -> str:
