@@ -199,11 +199,11 @@ def content_problems(
 
 
 def remember_written(bundle: Path, manifest: Manifest) -> None:
-    """Remember the files of a bundle that this process has just written and hashed."""
+    """Remember the files of a bundle that this process has just written, and hashed or sampled."""
     known = read_known(bundle)
     for name, one in expected_files(manifest).items():
         path = bundle / name
-        if one.sha256 and path.is_file():
+        if (one.sha256 or one.sample_sha256) and path.is_file():
             sample = sample_sha256(path)
             known[name] = Known(stamp=stamp_of(path), sha256=one.sha256, sample_sha256=sample)
     remember(bundle, known)
@@ -232,7 +232,7 @@ def _hashed(
     Of a file whose hash the manifest lacks, that of the first time on this machine counts.
     """
     found = sha256_of(path, lambda count: progress.add(path.name, count))
-    wanted = expected.sha256 or (before.sha256 if before else found)
+    wanted = expected.sha256 or (before.sha256 if before else "") or found
     if found != wanted:
         return f"got sha256 {found[:12]}…, expected {wanted[:12]}…", found
     if not expected.sha256 and expected.sample_sha256:

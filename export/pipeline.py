@@ -154,8 +154,9 @@ def _write_graphs(
                 f"note: {name}: {part.value} stays in the codes of its checkpoint: --quantize is "
                 "for what is not quantised yet"
             )
-    if loaded is not None and options.hash_all:
-        for path in _own_files(loaded):
+    if options.hash_all:
+        own = [] if loaded is None else _own_files(loaded)
+        for path in (*own, *files.links.sources.values()):
             files.hash_input(path)
     # Only now is PyTorch loaded, beside the copying.
     from draftrt.export.write_graphs import write_draft_graph, write_target_graph

@@ -75,14 +75,14 @@ class Links:
         """Return what the manifest says of each link.
 
         Args:
-            hashes: those of the sources.
+            hashes: those of the sources that were hashed whole.
         """
         return {
             name: LinkEntry(
                 source=str(source),
                 bytes=source.stat().st_size,
                 sample_sha256=sample_sha256(source),
-                sha256=hashes[source],
+                sha256=hashes.get(source, ""),
             )
             for name, source in self.sources.items()
         }

@@ -68,6 +68,7 @@ class QuantizedWeight:
 INLINE_BYTES = 1024
 ALIGNMENT = 4096
 OnTick = Callable[[Progress], None]
+HASHED_BYTES = 1 << 28  # of a linked file that is hashed whole unasked: a second
 TICK_S = 0.1
 
 
@@ -150,7 +151,7 @@ class WeightFiles:
             self._inputs[path] = self._pool.submit(self._hash, path)
 
     def input_hashes(self) -> dict[Path, str]:
-        """Return the hashes of linked files and of those that `hash_input` was called for."""
+        """Return the hashes of linked files of at most `HASHED_BYTES`, and of `hash_input`'s."""
         return {path: found.result() for path, found in self._inputs.items()}
 
     def append_quantised(self, data: str, uses: Sequence[QuantizedUse]) -> list[QuantizedWeight]:
@@ -193,7 +194,7 @@ class WeightFiles:
             assert source.file is not None
             is_real = self._pool is not None
             place = ByteRange(self.links.add(source.file, is_real=is_real), source.offset, size)
-            if is_real:
+            if is_real and source.file.stat().st_size <= HASHED_BYTES:
                 self.hash_input(source.file)
         else:
             offset = -(-plan.end // ALIGNMENT) * ALIGNMENT

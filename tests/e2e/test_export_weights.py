@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.errors import BundleError
+from draftrt.export.options import ExportOptions, WeightMode
+from draftrt.export.pipeline import export_bundle
 from draftrt.files import sample_sha256, sha256_of
 from draftrt.runtime.load import open_graph
 from tests.toys.models import Kind, ToyDrafter, ToyTarget
@@ -117,10 +119,27 @@ def test_a_linked_checkpoint_is_hashed_whole_where_that_is_asked_for(folder: Pat
     assert "draft/model.safetensors" not in inputs
 
 
-def test_linked_files_are_hashed_whole_without_being_asked_for(folder: Path) -> None:
+def test_small_linked_files_are_hashed_whole_without_being_asked_for(folder: Path) -> None:
     bundle = Bundle.open(folder / "linked")
     for entry in bundle.manifest.links.values():
         assert entry.sha256 == sha256_of(Path(entry.source))
+
+
+def test_large_linked_files_are_sampled_and_noticed_once_they_were_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftrt.export.weights.storage.HASHED_BYTES", 1 << 10)
+    draft, out = tmp_path / "draft", tmp_path / "bundle"
+    shutil.copytree(folder / "draft", draft)
+    options = ExportOptions(weights=WeightMode.LINK, max_context=64)
+    bundle = Bundle.open(export_bundle(draft, folder / "target", out, options))
+    entry = bundle.manifest.links["linked/draft-model.safetensors"]
+    assert (entry.sha256, entry.sample_sha256) == ("", sample_sha256(Path(entry.source)))
+    result = CliRunner().invoke(group, ["verify", str(out)])
+    assert "no hash of every byte" in result.output
+    flip(draft / "model.safetensors")
+    with pytest.raises(BundleError, match="linked from"):
+        Bundle.open(out)
 
 
 def flip(path: Path) -> None:
