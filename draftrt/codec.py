@@ -72,7 +72,7 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         if not isinstance(data, dict):
             raise _wrong(where, data, "an object")
         return {
-            _decode(args[0], key, where): _decode(args[1], item, f"{where}.{key}")
+            _key(args[0], key, where): _decode(args[1], item, f"{where}.{key}")
             for key, item in data.items()
         }
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -88,6 +88,13 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     if kind is not Any and (not isinstance(data, kind) or (kind is int and isinstance(data, bool))):
         raise _wrong(where, data, kind.__name__)
     return data
+
+
+def _key(kind: Any, key: str, where: str) -> Any:
+    """Return the key of an object; JSON has texts only."""
+    if kind is int and key.isascii() and key.isdecimal():
+        return int(key)
+    return _decode(kind, key, where)
 
 
 def _decode_union(args: tuple[Any, ...], data: Any, where: str) -> Any:

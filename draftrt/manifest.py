@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from draftrt.errors import SpecError
 from draftrt.quantization import KeptForm, Part, Scheme, part_of
 from draftrt.signature import Signature
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision, TargetSpec
@@ -122,6 +123,49 @@ class LinkEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Measured times of a round's two calls.
+
+    Attributes:
+        draft_ms: one call of the drafter.
+        verify_ms: rows of a target call to its time, 1 row among them.
+        context: cached tokens they were measured behind.
+    """
+
+    draft_ms: float
+    verify_ms: Mapping[int, float]
+    context: int
+
+    def __post_init__(self) -> None:
+        """Refuse a table that cannot be read off.
+
+        Raises:
+            SpecError: no entry for 1 row, or a time that is not positive.
+        """
+        times = [self.draft_ms, *self.verify_ms.values()]
+        if 1 not in self.verify_ms or min(self.verify_ms) < 1 or not all(t > 0 for t in times):
+            raise SpecError(
+                f"costs {self.draft_ms}, {dict(self.verify_ms)}: expected positive times, "
+                "1 row among them",
+                hint="measure them again with `draftrt bench BUNDLE --calibrate`",
+            )
+
+    def verify(self, rows: int) -> float:
+        """Return milliseconds of a target call, between measured rows by straight lines."""
+        known = sorted(self.verify_ms)
+        if rows in self.verify_ms or len(known) == 1:
+            return self.verify_ms.get(rows, self.verify_ms[known[0]])
+        upper = next((i for i, size in enumerate(known) if size > rows), len(known) - 1)
+        low, high = known[upper - 1], known[upper]
+        slope = (self.verify_ms[high] - self.verify_ms[low]) / (high - low)
+        return self.verify_ms[low] + slope * (rows - low)
+
+    def rounds(self, num_drafts: int) -> tuple[float, ...]:
+        """Return milliseconds of a round that verifies 0, 1, ... ``num_drafts`` drafts."""
+        return tuple(self.draft_ms + self.verify(1 + count) for count in range(num_drafts + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """Everything a bundle says about itself.
 
@@ -135,7 +179,9 @@ class Manifest:
         tools: package name to version.
         command: command line that wrote it.
         created: UTC time, ISO 8601.
-        notes: measured or chosen values that later stages read, name to JSON value.
+        target_path: folder that the target lay in when the bundle was written.
+        costs: what runs the pair to the times measured of it.
+        not_kept: graph to what of its checkpoint's own quantisation the bundle does not keep.
         decoder: the target's layers, where its graph was exported.
         links: checkpoint files that the bundle points to, relative path to what is known of them.
         target_samples: tensor of the target's checkpoint to a hash of samples of it; see
@@ -151,7 +197,9 @@ class Manifest:
     command: str
     created: str
     plans: dict[str, PlanEntry] = field(default_factory=dict)
-    notes: dict[str, Any] = field(default_factory=dict)
+    target_path: str = ""
+    costs: dict[str, Costs] = field(default_factory=dict)
+    not_kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
     decoder: DecoderSpec | None = None
     links: dict[str, LinkEntry] = field(default_factory=dict)
     target_samples: dict[str, str] = field(default_factory=dict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from draftrt.backends import require
 from draftrt.bundle import Bundle, hash_files, new_bundle, write_manifest
@@ -78,8 +77,7 @@ def export_bundle(
     ):
         graphs = _write_graphs(loaded, decoder, target, folder, options, report, context, files)
         copy_target_files(target, folder / "tokenizer")
-        notes = {"target_path": str(target.resolve()), **_not_kept(model, loaded)}
-        write_manifest(folder, _manifest(model, loaded, decoder, graphs, folder, notes, files))
+        write_manifest(folder, _manifest(model, loaded, decoder, graphs, folder, files))
     Bundle.open(out, verify=Verify.NONE).remember()
     report(f"bundle: {out}")
     if decoder is not None and loaded is not None:
@@ -89,11 +87,10 @@ def export_bundle(
     return out
 
 
-def _not_kept(model: TargetCheckpoint, loaded: LoadedDrafter | None) -> dict[str, Any]:
-    """Return what of the checkpoints' own quantisation the bundle does not keep, for its notes."""
+def _not_kept(model: TargetCheckpoint, loaded: LoadedDrafter | None) -> dict[str, tuple[str, ...]]:
+    """Return what of the checkpoints' own quantisation the bundle does not keep."""
     parts = {"target": model.decoded, "draft": None if loaded is None else loaded.decoded}
-    said = {name: list(one.notes) for name, one in parts.items() if one is not None and one.notes}
-    return {"not_kept": said} if said else {}
+    return {name: tuple(one.notes) for name, one in parts.items() if one and one.notes}
 
 
 def check_quantised(options: ExportOptions, *, has_draft: bool, has_target: bool) -> None:
@@ -155,8 +152,10 @@ def _write_graphs(
                 "for what is not quantised yet"
             )
     if options.hash_all:
-        own = [] if loaded is None else _own_files(loaded)
-        for path in (*own, *files.links.sources.values()):
+        for path in (
+            *([] if loaded is None else _own_files(loaded)),
+            *files.links.sources.values(),
+        ):
             files.hash_input(path)
     # Only now is PyTorch loaded, beside the copying.
     from draftrt.export.write_graphs import write_draft_graph, write_target_graph
@@ -205,7 +204,6 @@ def _manifest(
     decoder: DecoderSpec | None,
     graphs: dict[str, GraphEntry],
     folder: Path,
-    notes: dict[str, Any],
     weights: WeightFiles,
 ) -> Manifest:
     assert target.folder is not None
@@ -227,7 +225,8 @@ def _manifest(
         tools=tool_versions(),
         command=command_line(),
         created=now(),
-        notes=notes,
+        target_path=str(target.folder.resolve()),
+        not_kept=_not_kept(target, loaded),
         decoder=decoder,
         links=weights.links.entries(hashes),
         target_samples=sample_tensors(target.folder),

@@ -15,14 +15,11 @@ from draftrt.files import other_tensors
 from draftrt.quantization import DRAFT, TARGET
 from draftrt.runtime.backends.base import GraphSession
 from draftrt.runtime.decoding.drafter import DraftSession
-from draftrt.runtime.decoding.schedule import read_costs, where
+from draftrt.runtime.decoding.schedule import where
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.targets.base import Target
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.runtime.targets.huggingface import HfTarget, check_same_target, say_recomputed
-
-TARGET_NOTE = "target_path"  # manifest note: the target's folder on the machine that exported
-
 
 PORTS = ("graph", "hf")  # how a target runs: the bundle's own graph, or a Hugging Face model
 
@@ -91,7 +88,7 @@ def load(
     name = where(
         port=port, backend=backend, device=device, threads=threads, maps_weights=map_weights
     )
-    costs = read_costs(bundle.manifest.notes, name)
+    costs = bundle.manifest.costs.get(name)
     tokenizer = bundle.file("tokenizer")
     facts = bundle.manifest.target
     return Pair(
@@ -200,9 +197,9 @@ def find_target(bundle: Bundle, folder: Path | str | None) -> Path:
         SpecError: the folder holds another model than the bundle was exported for.
     """
     if folder is None:
-        folder = bundle.manifest.notes.get(TARGET_NOTE)
-        if not isinstance(folder, str) or not Path(folder).is_dir():
-            found = f"{folder} is not there" if isinstance(folder, str) else "none is recorded"
+        folder = bundle.manifest.target_path
+        if not folder or not Path(folder).is_dir():
+            found = f"{folder} is not there" if folder else "none is recorded"
             raise BackendError(
                 f"{bundle.path}: no target to run: {found}",
                 hint="give its Hugging Face folder with --target",

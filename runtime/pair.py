@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from draftrt.errors import OptionError
 from draftrt.lifecycle import Closing
+from draftrt.manifest import Costs
 from draftrt.runtime.chat import ChatTemplate, Message
 from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import FinishReason, Round, Stats
 from draftrt.runtime.decoding.turns import InTurns, Turn
 from draftrt.runtime.prompts import encode_prompt, no_variables

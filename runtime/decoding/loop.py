@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.errors import BusyError, FeedError, UnsupportedError
+from draftrt.manifest import Costs
 from draftrt.runtime.decoding.acceptance import Chooser
 from draftrt.runtime.decoding.drafter import DraftSession, check_feature_size
 from draftrt.runtime.decoding.options import DecodeOptions
@@ -30,7 +31,7 @@ from draftrt.runtime.decoding.proposal import (
     propose,
     sampler_of,
 )
-from draftrt.runtime.decoding.schedule import Costs, survival_length
+from draftrt.runtime.decoding.schedule import survival_length
 from draftrt.runtime.decoding.stats import FinishReason, Round
 from draftrt.runtime.decoding.turns import ONE_TEXT, claim
 from draftrt.runtime.targets.base import Target, TargetRows

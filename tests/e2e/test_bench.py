@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from draftrt.bundle import Bundle, write_manifest
 from draftrt.cli import group
+from draftrt.codec import to_json
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
@@ -67,7 +68,7 @@ def test_a_bench_measures_and_its_costs_drive_the_schedule(bundle: Path, tmp_pat
     assert found["systems"][0]["stats"]["num_rounds"] == 0
     assert found["systems"][1]["stats"]["num_rounds"] > 0
 
-    kept = Bundle.open(bundle).manifest.notes["costs"]
+    kept = to_json(Bundle.open(bundle).manifest.costs)
     assert kept == {"target graph, onnxruntime, cpu, 1 thread": found["costs"][0]}
     drafted, scheduled = run_json(bundle), run_json(bundle, "--schedule", "survival")
     assert scheduled["token_ids"] == drafted["token_ids"]

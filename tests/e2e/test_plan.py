@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from draftrt.bundle import Bundle
 from draftrt.cli import group
-from draftrt.runtime.decoding.schedule import Costs, write_costs
+from draftrt.manifest import Costs
+from draftrt.runtime.decoding.schedule import write_costs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("plan")]
 PAIR = ("tests/assets/tiny-dflash", "tests/assets/tiny-target")

@@ -17,9 +17,9 @@ from typing import Protocol
 import numpy as np
 
 from draftrt.errors import FeedError
+from draftrt.manifest import Costs
 from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Round, Stats
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.targets.graph import GraphTarget

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftrt.codec import to_json
 from draftrt.errors import printable
+from draftrt.manifest import Costs
 from draftrt.provenance import Machine
-from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Stats
 from draftrt.validate.bench.measure import SPECULATIVE, Summary
 
@@ -70,7 +71,7 @@ class BenchReport:
             "num_cores": self.before.num_cores,
             "load": [self.before.load, self.after.load],
             "systems": [_system_json(one) for one in self.systems],
-            "costs": [one.to_json() for one in self.costs],
+            "costs": [to_json(one) for one in self.costs],
             "peak_memory_bytes": self.peak_memory_bytes,
             "cache_bytes_per_token": self.cache_bytes_per_token,
             "notes": list(self.notes),

@@ -40,7 +40,7 @@ from draftrt.export.pipeline import check_quantised, choose_decoder
 from draftrt.export.weights.data_file import is_read_whole
 from draftrt.export.weights.placement import place_draft, place_target
 from draftrt.export.weights.storage import PlacedWeights, WeightFiles
-from draftrt.runtime.decoding.schedule import NOTE, Costs, read_costs
+from draftrt.manifest import Costs
 from draftrt.spec import DecoderSpec, DrafterSpec
 
 GRAPH_BYTES, LAYER_BYTES = 7_500, 17_300  # of the two ONNX files of a graph
@@ -143,9 +143,6 @@ def _plan_bundle(bundle: Bundle, context: int | None) -> Capacity:
     entry = next(iter(manifest.graphs.values()))
     rows = entry.max_context
     _check_context(context, rows, "export the bundle again with a larger --max-context")
-    noted = manifest.notes.get(NOTE, {})
-    names = noted if isinstance(noted, dict) else {}
-    found = {name: read_costs(manifest.notes, name) for name in names}
     spec = manifest.drafter
     return Capacity(
         name=bundle.path.name,
@@ -157,7 +154,7 @@ def _plan_bundle(bundle: Bundle, context: int | None) -> Capacity:
         shared_bytes=0,
         export_peak_bytes=None,
         remark="" if "target" in manifest.graphs else "the bundle holds no target graph",
-        costs={name: costs for name, costs in found.items() if costs is not None},
+        costs=manifest.costs,
     )
 
 

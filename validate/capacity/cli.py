@@ -24,8 +24,8 @@ from draftrt.engines.devices import DEVICES, Device, find_device
 from draftrt.engines.memory import GraphMemory
 from draftrt.export.config.keys import of_draft
 from draftrt.export.options import MOST_CONTEXT, ExportOptions, WeightMode
+from draftrt.manifest import Costs
 from draftrt.quantization import Part, Scheme
-from draftrt.runtime.decoding.schedule import Costs
 from draftrt.spec import Precision
 from draftrt.validate.capacity.capacity import (
     ACCEPTANCES,

@@ -24,7 +24,7 @@ WriteBundle = Callable[..., Path]
 def write_bundle(toy: SimpleNamespace, tmp_path: Path) -> WriteBundle:
     """Writes a bundle whose graph file is no graph: nothing here gets as far as opening it."""
 
-    def write(notes: dict[str, object] | None = None, eos: object = ...) -> Path:
+    def write(target_path: str = "", eos: object = ...) -> Path:
         folder = tmp_path / "bundle"
         (folder / "tokenizer").mkdir(parents=True)
         if eos is not ...:
@@ -52,7 +52,7 @@ def write_bundle(toy: SimpleNamespace, tmp_path: Path) -> WriteBundle:
                 tools={},
                 command="test",
                 created="2026-01-01T00:00:00Z",
-                notes=notes or {},
+                target_path=target_path,
             ),
         )
         return folder
@@ -68,7 +68,7 @@ def test_without_a_target_the_option_is_named(write_bundle: WriteBundle) -> None
 
 def test_a_recorded_target_that_is_gone_is_named(write_bundle: WriteBundle) -> None:
     with pytest.raises(BackendError, match="no target to run: /no/such/model is not there"):
-        load(write_bundle({"target_path": "/no/such/model"}))
+        load(write_bundle("/no/such/model"))
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -87,7 +87,7 @@ def test_a_target_of_another_shape_is_refused_before_anything_is_loaded(
             }
         )
     )
-    bundle = write_bundle({"target_path": str(other)} if recorded else None)
+    bundle = write_bundle(str(other) if recorded else "")
     with pytest.raises(SpecError, match="hidden_size is 5, expected 3"):
         load(bundle, target=None if recorded else other)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import product
 from types import SimpleNamespace
@@ -11,13 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftrt.errors import BundleError, UnsupportedError
+from draftrt.codec import from_json, to_json
+from draftrt.errors import BundleError, SpecError, UnsupportedError
+from draftrt.manifest import Costs
 from draftrt.runtime.decoding.acceptance import accept_rejection, draw
 from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.proposal import DraftDistribution
-from draftrt.runtime.decoding.schedule import NOTE, Costs, read_costs, survival_length, where
+from draftrt.runtime.decoding.schedule import survival_length, where
 
 PROMPT = (3, 1, 4, 1, 5)
 FLAT = Costs(draft_ms=1.0, verify_ms={1: 10.0}, context=256)
@@ -77,28 +80,30 @@ def test_costs_between_measured_rows_lie_on_straight_lines() -> None:
 
 @pytest.mark.parametrize("verify_ms", [{2: 1.0}, {}, {1: 0.0}, {0: 1.0, 1: 1.0}])
 def test_a_table_without_one_row_or_without_time_is_refused(verify_ms: dict[int, float]) -> None:
-    with pytest.raises(ValueError, match="expected positive times, 1 row among them"):
+    with pytest.raises(SpecError, match="expected positive times, 1 row among them"):
         Costs(draft_ms=1.0, verify_ms=verify_ms, context=1)
 
 
-def test_a_bundle_keeps_one_table_for_every_way_to_run_it() -> None:
+def test_every_way_to_run_a_bundle_has_a_name_of_its_own() -> None:
     one = where(port="graph", backend="onnxruntime", device="cpu", threads=1)
     two = where(port="graph", backend="onnxruntime", device="cpu", threads=2)
     assert (one, two) == (
         "target graph, onnxruntime, cpu, 1 thread",
         "target graph, onnxruntime, cpu, 2 threads",
     )
-    notes = {NOTE: {one: STEEP.to_json()}}
-    assert read_costs(notes, one) == STEEP
-    assert read_costs(notes, two) is None
-    assert read_costs({}, one) is None
 
 
-@pytest.mark.parametrize("table", [{}, {"draft_ms": 1, "verify_ms": {"2": 3}, "context": 1}, 7])
+def test_costs_survive_the_manifest() -> None:
+    kept = json.loads(json.dumps(to_json({"one": STEEP})))
+    assert {name: from_json(Costs, one) for name, one in kept.items()} == {"one": STEEP}
+
+
+@pytest.mark.parametrize(
+    "table", [{}, {"draft_ms": 1, "verify_ms": {"2": 3}, "context": 1}, 7, {"verify_ms": {"x": 1}}]
+)
 def test_a_damaged_table_is_named(table: object) -> None:
-    with pytest.raises(BundleError, match="'costs', 'x': no table of costs") as refusal:
-        read_costs({NOTE: {"x": table}}, "x")
-    assert "--calibrate" in refusal.value.hint
+    with pytest.raises((BundleError, SpecError)):
+        from_json(Costs, table, "costs.x")
 
 
 def build(toy: SimpleNamespace, num_right: Sequence[int], costs: Costs | None) -> Any:

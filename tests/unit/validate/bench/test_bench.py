@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from draftrt.manifest import Costs
 from draftrt.provenance import Machine, peak_memory_bytes, this_machine
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Round, Stats
 from draftrt.validate.bench.measure import Decoded, Own, Summary, compare
 from draftrt.validate.bench.report import BenchReport

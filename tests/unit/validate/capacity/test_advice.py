@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from draftrt.runtime.decoding.schedule import Costs
+from draftrt.manifest import Costs
 from draftrt.validate.capacity.capacity import (
     best_choice,
     break_even,

@@ -18,8 +18,8 @@ from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
+from draftrt.manifest import Costs
 from draftrt.provenance import Machine
-from draftrt.runtime.decoding.schedule import Costs
 from draftrt.runtime.decoding.stats import Stats
 from draftrt.validate.bench.measure import Summary
 from draftrt.validate.bench.plots import BOTTOM, HEIGHT, TOP, WIDTH, bars, lines, split
