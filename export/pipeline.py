@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from draftrt.backends import require
@@ -22,8 +23,8 @@ from draftrt.files import sample_sha256, sample_tensors, sha256_of
 from draftrt.manifest import GraphEntry, Manifest
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.quantization import describe
-from draftrt.signature import cache_bytes, state_bytes
-from draftrt.spec import DecoderSpec
+from draftrt.signature import LARGEST_BLOCK, cache_bytes, state_bytes
+from draftrt.spec import DecoderSpec, DrafterSpec
 
 
 def export_bundle(
@@ -66,7 +67,7 @@ def export_bundle(
             raise
         warnings += loaded.spec.warnings
     collect(findings)
-    decoder, left_out = choose_decoder(model, options, is_alone=loaded is None)
+    decoder, left_out = choose_decoder(model, options, None if loaded is None else loaded.spec)
     check_quantised(options, has_draft=loaded is not None, has_target=decoder is not None)
     for line in warnings:
         report(f"warning: {line}")
@@ -175,9 +176,11 @@ def _write_graphs(
 
 
 def choose_decoder(
-    model: TargetCheckpoint, options: ExportOptions, *, is_alone: bool
+    model: TargetCheckpoint, options: ExportOptions, drafter: DrafterSpec | None
 ) -> tuple[DecoderSpec | None, DraftrtError | None]:
     """Resolve the layers of a target whose graph is exported.
+
+    A target with states carries as many rows as a round of the drafter verifies.
 
     Returns:
         The layers, None where none is wished; and where one was not demanded and cannot be, why.
@@ -186,16 +189,22 @@ def choose_decoder(
         DraftrtError: a graph that is demanded cannot be exported, or a key is named in vain.
     """
     ignore = of_target(options.ignore_keys)
-    if options.target_graph is False and not is_alone:
+    if options.target_graph is False and drafter is not None:
         if ignore:
             raise ChoiceError(
                 f"--ignore-key {', '.join(OF_TARGET + key for key in sorted(ignore))}: the "
                 "target's graph is not exported, expected keys of the drafter"
             )
         return None, None
-    if options.target_graph is True or is_alone:
-        return read_decoder(model, ignore), None
-    return try_decoder(model, ignore)
+    decoder, left_out = (
+        (read_decoder(model, ignore), None)
+        if options.target_graph is True or drafter is None
+        else try_decoder(model, ignore)
+    )
+    if decoder is not None and decoder.delta is not None and drafter is not None:
+        rows = max(decoder.delta.carried_rows, min(drafter.num_draft_tokens + 1, LARGEST_BLOCK))
+        decoder = replace(decoder, delta=replace(decoder.delta, carried_rows=rows))
+    return decoder, left_out
 
 
 def _manifest(

@@ -171,7 +171,7 @@ def _plan_checkpoints(
             family=options.family,
             ignore_keys=of_draft(options.ignore_keys),
         )
-    decoder, left_out = choose_decoder(model, options, is_alone=loaded is None)
+    decoder, left_out = choose_decoder(model, options, None if loaded is None else loaded.spec)
     remark = "" if left_out is None else say_left_out(left_out)
     if options.target_graph is False:
         remark = "the target is not exported"

@@ -79,11 +79,11 @@ def test_the_preflight_names_every_unsupported_node(make_bundle: MakeBundle) -> 
 
 def scored(graph: Graph, logits: str) -> str:
     """Add attention with an attribute that the parser takes and does not heed."""
-    heads = graph.node("Unsqueeze", [logits, graph.constant("heads", [0])], "as_heads")
+    heads = graph.node("Unsqueeze", [logits, graph.constant("heads", [0, 1])], "as_heads")
     attended = graph.node(
         "Attention", [heads, heads, heads], "scored", scale=1.0, qk_matmul_output_mode=1
     )
-    return graph.node("Squeeze", [attended, graph.constant("headless", [0])], "sum")
+    return graph.node("Squeeze", [attended, graph.constant("headless", [0, 1])], "sum")
 
 
 def test_an_attribute_that_the_backend_ignores_is_refused(make_bundle: MakeBundle) -> None:
