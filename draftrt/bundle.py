@@ -88,13 +88,7 @@ class Bundle:
                 bundle, resized, or of other content; names each of them.
         """
         folder = Path(path)
-        try:
-            str(folder).encode()
-        except UnicodeEncodeError as error:
-            raise BundleError(
-                f"{folder}: the folder's name is no UTF-8, which ONNX Runtime does not open",
-                hint="rename the folder",
-            ) from error
+        _check_name(folder)
         manifest = _with_plans_there(folder, read_manifest(folder))
         expected = expected_files(manifest)
         problems = _problems(folder, expected, verify)
@@ -174,6 +168,16 @@ class Bundle:
         if len(names) == 1:
             return known[graph.data]
         return hashlib.sha256("\n".join(known[name] for name in names).encode()).hexdigest()
+
+
+def _check_name(folder: Path) -> None:
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise BundleError(
+            f"{folder}: the folder's name is no UTF-8, which ONNX Runtime does not open",
+            hint="rename the folder",
+        ) from error
 
 
 def _with_plans_there(folder: Path, manifest: Manifest) -> Manifest:
@@ -287,6 +291,7 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
 
 
 def _check_free(final: Path, *, force: bool) -> None:
+    _check_name(final)
     if not final.exists():
         return
     other = "choose another -o folder"

@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from draftrt import __version__
-from draftrt.codec import from_json, parse, read_bytes, to_json
+from draftrt.codec import KINDS, folder_problem, from_json, parse, path_problem, read_bytes, to_json
 from draftrt.errors import BundleError, SpecError
 from draftrt.files import Known, Stamp, read_known, remember, sample_sha256, sha256_of, stamp_of
 from draftrt.manifest import GraphEntry, LinkEntry, Manifest
@@ -129,9 +129,8 @@ def place_problem(bundle: Path, name: str) -> str:
             f"is a symbolic link out of the bundle, to {place}; expected a file in it, or in the "
             f"{BLOBS} of the Hugging Face cache that it lies in"
         )
-    if not stat.S_ISREG(found.st_mode):
-        return "is a folder, pipe or device, expected a file"
-    return ""
+    kind = KINDS.get(stat.S_IFMT(found.st_mode))
+    return f"is {kind}, expected a file" if kind else ""
 
 
 def _is_blob(place: Path, root: Path) -> bool:
@@ -279,6 +278,9 @@ def read_manifest(folder: Path) -> Manifest:
         BundleError: missing, not JSON, another format or version, or ill-formed.
     """
     path = folder / MANIFEST
+    is_there = folder.is_symlink() or folder.exists()
+    if problem := folder_problem(folder) if is_there else path_problem(folder):
+        raise BundleError(problem, hint="give the folder that `draftrt export ... -o` wrote")
     if path.exists() and (problem := place_problem(folder, MANIFEST)):
         raise BundleError(f"{path}: {problem}", hint="give the bundle's own folder")
     if not path.exists():

@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from draftrt import __version__
+from draftrt.cli_options import InputPath
 from draftrt.failure_cli import Ending, interrupted
 from draftrt.lifecycle import ending_in_order
 
@@ -88,7 +89,7 @@ def group() -> None:
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=InputPath())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def verify(bundle: Path, as_json: bool) -> None:
     """Hash every file of BUNDLE and compare with its manifest; for after a copy to a device.

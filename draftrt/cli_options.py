@@ -11,13 +11,29 @@ from typing import Any
 import click
 
 from draftrt.bundle_files import Verify
+from draftrt.codec import path_problem
 from draftrt.errors import DraftrtError, SpecError, UnsupportedError
 from draftrt.files import write_atomically
 from draftrt.quantization import Part, Scheme, parse_quantization
 from draftrt.spec import Family
 
 
-class OutputFile(click.Path):
+class InputPath(click.Path):
+    """A path at which something can be; what reads it says what has to be there."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Path:
+        """Return the path, or fail as wrong usage."""
+        if problem := path_problem(value):
+            self.fail(problem, param, ctx)
+        return Path(value)
+
+
+class OutputFile(InputPath):
     """A path at which a file can be written: in a folder that exists, and no folder itself."""
 
     def convert(
@@ -27,7 +43,7 @@ class OutputFile(click.Path):
         ctx: click.Context | None,
     ) -> Path:
         """Return the path, that of a link's file for a link, or fail as wrong usage."""
-        path = Path(value)
+        path = super().convert(value, param, ctx)
         if path.is_dir():
             self.fail(f"{path}: got a folder, expected the name of a file", param, ctx)
         if path.exists() and not path.is_file():
@@ -39,7 +55,7 @@ class OutputFile(click.Path):
         return path.resolve() if path.is_symlink() else path
 
 
-class OutputFolder(click.Path):
+class OutputFolder(InputPath):
     """A path at which a folder can be made: below a folder that may be written to."""
 
     def convert(
@@ -49,9 +65,10 @@ class OutputFolder(click.Path):
         ctx: click.Context | None,
     ) -> Path:
         """Return the path, or fail as wrong usage."""
-        if not os.fspath(value):
-            self.fail("got an empty path, expected the name of a folder", param, ctx)
-        path = Path(value)
+        path = super().convert(value, param, ctx)
+        if path.is_symlink() and not path.exists():
+            there = path.readlink()
+            self.fail(f"{path}: is a link to {there}, which is not there", param, ctx)
         above = next((one for one in path.absolute().parents if one.exists()), path.absolute())
         if not above.is_dir():
             self.fail(f"{path}: lies below a file: {above}", param, ctx)

@@ -7,6 +7,9 @@ unknown or missing key is an error, never dropped.
 
 JSON files read in one place: what may be read at all, and what is said where it may not.
 
+What a path can be and what lies there is asked before anything is opened: opening a pipe waits for
+whoever writes to it, for ever where there is nobody.
+
 A file has to be a regular one of at most `MOST_BYTES`, in UTF-8 (a byte order mark is skipped), and
 to hold one object in which no key stands twice, nested at most `MAX_DEPTH` deep.
 """
@@ -14,8 +17,10 @@ to hold one object in which no key stands twice, nested at most `MAX_DEPTH` deep
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import json
+import os
 import stat
 import types
 import typing
@@ -153,7 +158,37 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 INCOMPLETE = "the download is incomplete; take the file from its publisher again"
+
+
+def path_problem(path: str | os.PathLike[str]) -> str:
+    """Return why there can be nothing at a path, not even something new; empty when there can."""
+    text = os.fspath(path)
+    if not text:
+        return "got an empty path"
+    if "\0" in text:
+        return f"{text!r:.60}: got a NUL byte in a path"
+    try:
+        Path(text).stat()
+    except OSError as error:
+        if error.errno in NO_PATH:
+            return f"{text if len(text) <= 200 else text[:57] + '...'}: {error.strerror}"
+    return ""
+
+
+def folder_problem(folder: Path) -> str:
+    """Return why a path is that of no folder; empty when it is."""
+    if problem := path_problem(folder):
+        return problem
+    if folder.is_dir():
+        return ""
+    if folder.exists():
+        kind = KINDS.get(stat.S_IFMT(folder.stat().st_mode), "a file")
+        return f"{folder}: got {kind}, expected a folder"
+    if folder.is_symlink():
+        return f"{folder}: is a link to {folder.readlink()}, which is not there"
+    return f"{folder}: no such folder"
 
 
 def read_object(
@@ -189,25 +224,45 @@ def read_bytes(
     Raises:
         DraftrtError: of class ``fault``.
     """
+    check_file(path, fault, hint=hint, most=most)
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(most + 1)  # what lies in /proc states no size
+    except OSError as error:
+        raise fault(f"{path}: cannot be read: {error.strerror}") from error
+    if len(content) > most:
+        raise fault(f"{path}: has more than {most / 1e6:.0f} MB, expected at most that")
+    return content
+
+
+def check_file(
+    path: Path, fault: type[DraftrtError], *, hint: str = "", most: int | None = None
+) -> None:
+    """Refuse what is no regular file of at most ``most`` bytes, without opening it.
+
+    Raises:
+        DraftrtError: of class ``fault``.
+    """
+    if problem := path_problem(path):
+        raise fault(problem, hint=hint)
     try:
         found = path.stat()
-        kind = KINDS.get(stat.S_IFMT(found.st_mode))
-        if kind is not None:
-            raise fault(f"{path}: got {kind}, expected a file")
-        if found.st_size > most:
-            raise fault(
-                f"{path}: has {found.st_size / 1e6:.0f} MB, expected at most {most / 1e6:.0f} MB"
-            )
-        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         if path.is_symlink():
             there = path.readlink()
             raise fault(f"{path}: is a link to {there}, which is not there") from error
-        if path.parent.is_file():
-            raise fault(f"{path.parent}: got a file, expected a folder", hint=hint) from error
+        if path.parent.exists() and (problem := folder_problem(path.parent)):
+            raise fault(problem, hint=hint) from error
         raise fault(f"{path}: missing", hint=hint) from error
     except OSError as error:
         raise fault(f"{path}: cannot be read: {error.strerror}") from error
+    kind = KINDS.get(stat.S_IFMT(found.st_mode))
+    if kind is not None:
+        raise fault(f"{path}: got {kind}, expected a file", hint=hint)
+    if most is not None and found.st_size > most:
+        raise fault(
+            f"{path}: has {found.st_size / 1e6:.0f} MB, expected at most {most / 1e6:.0f} MB"
+        )
 
 
 def parse(content: bytes) -> Any:

@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from draftrt.codec import read_object
+from draftrt.codec import check_file, read_object
 from draftrt.errors import BundleError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, or a share of it, is full
@@ -324,9 +324,10 @@ def sample_tensors(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
+            check_file(path, BundleError)
             with path.open("rb") as stream:
                 found |= dict(_sampled(stream))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (BundleError, OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
     return found
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from draftrt.bundle import Bundle
-from draftrt.cli_options import FiniteRange, sm_numbers
+from draftrt.cli_options import FiniteRange, InputPath, sm_numbers
 from draftrt.codec import to_json
 from draftrt.engines.build import BuildResult, build_plan
 from draftrt.engines.capabilities import FACTS, Backend
@@ -61,7 +61,7 @@ def parse_dimensions(
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=InputPath())
 @click.option(
     "--backend",
     type=click.Choice([backend.value for backend in Backend]),

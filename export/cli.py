@@ -12,6 +12,7 @@ import click
 from draftrt.bundle import Bundle
 from draftrt.bundle_files import MANIFEST, Verify
 from draftrt.cli_options import (
+    InputPath,
     OutputFolder,
     alignment_option,
     check_replaced,
@@ -47,10 +48,8 @@ from draftrt.spec import Precision, Profile
 
 
 @click.command("export")
-@click.argument("draft", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--target", required=True, type=click.Path(path_type=Path), help="Target checkpoint folder."
-)
+@click.argument("draft", required=False, type=InputPath())
+@click.option("--target", required=True, type=InputPath(), help="Target checkpoint folder.")
 @click.option("-o", "--out", required=True, type=OutputFolder(), help="Bundle folder to write.")
 @click.option(
     "--precision",
@@ -167,10 +166,10 @@ def export(
 
 
 @click.command("inspect")
-@click.argument("draft", required=False, type=click.Path(path_type=Path))
+@click.argument("draft", required=False, type=InputPath())
 @click.option(
     "--target",
-    type=click.Path(path_type=Path),
+    type=InputPath(),
     help="Check it against this target; without DRAFT, show the target.",
 )
 @alignment_option

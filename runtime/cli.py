@@ -15,7 +15,7 @@ import click
 
 from draftrt.backends import BACKENDS
 from draftrt.bundle_files import Verify
-from draftrt.cli_options import FiniteRange, no_verify_option
+from draftrt.cli_options import FiniteRange, InputPath, no_verify_option
 from draftrt.errors import printable
 from draftrt.runtime.decoding.options import (
     MOST_THREADS,
@@ -123,7 +123,7 @@ def decode_options(function: F) -> F:
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=InputPath())
 @click.option(
     "--prompt",
     "prompts",
@@ -134,21 +134,21 @@ def decode_options(function: F) -> F:
 @click.option(
     "--prompt-file",
     "files",
-    type=click.Path(path_type=Path),
+    type=InputPath(),
     multiple=True,
     help="File whose whole text is a prompt, or JSON lines (.jsonl). May be repeated.",
 )
 @click.option(
     "--prompts",
     "lists",
-    type=click.Path(path_type=Path),
+    type=InputPath(),
     multiple=True,
     help=f"{FILE_HELP} May be repeated.",
 )
 @form_options
 @click.option(
     "--target",
-    type=click.Path(path_type=Path),
+    type=InputPath(),
     help="Target's Hugging Face folder.  [default: the one the bundle was exported from]",
 )
 @click.option(

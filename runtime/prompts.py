@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftrt.codec import parse
+from draftrt.codec import check_file, parse
 from draftrt.errors import BundleError, DraftrtError, FeedError
 from draftrt.runtime.chat import ChatTemplate, Message, checked_messages, checked_variables
 from draftrt.runtime.token_ids import check_text
@@ -301,6 +301,8 @@ DEFAULT = (
 )
 STDIN = "-"
 JSON_LINES = (".jsonl", ".ndjson")
+# What a shell's `<(...)` names: open here already, so nothing waits for a writer.
+OPENED = (Path("/dev/fd"), Path("/proc/self/fd"))
 MOST_BYTES = 1 << 26
 VARIABLES = ("template_variables", "chat_template_kwargs")  # the second as servers name them
 KEYS = ("messages", "prompt", "system", "tools", "documents", *VARIABLES, "id")
@@ -379,14 +381,19 @@ def _read(path: Path | str) -> str:
                 raise FeedError("standard input: is closed, expected a prompt")
             content = sys.stdin.buffer.read(MOST_BYTES + 1)
         else:
+            place = Path(path).absolute()
+            if not (place.exists() or place.is_symlink()):
+                raise FeedError(f"{name}: no such file", hint=HINT)
+            if place.parent not in OPENED and place != Path("/dev/stdin"):
+                check_file(Path(path), FeedError, hint=HINT)
             with Path(path).open("rb") as file:
                 content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise FeedError(f"{name}: got more than {MOST_BYTES >> 20} MiB, expected prompts")
         return content.decode("utf-8-sig")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FeedError(f"{name}: no such file", hint=HINT) from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise FeedError(f"{name}: cannot be read: {error.strerror}", hint=HINT) from error
+    except ValueError as error:
         raise FeedError(f"{name}: cannot be read as UTF-8 text: {error}", hint=HINT) from error
 
 

@@ -5,15 +5,11 @@ Exit status of all of them: 0 same, 3 different, 1 could not be checked, 2 usage
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from draftrt.validate.bisect.cli import bisect
 from draftrt.validate.parity.cli import parity, ranges
 from draftrt.validate.records.cli import golden, matrix, record, record_trajectories, trajectories
-
-FOLDER = click.Path(path_type=Path)
 
 
 @click.group()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from draftrt.codec import parse, read_object, shown
+from draftrt.codec import folder_problem, parse, read_object, shown
 from draftrt.dtypes import BY_NAME, BY_SAFETENSORS
 from draftrt.errors import CheckpointError, DraftrtError, collect
 from draftrt.export.checkpoint.quantized.read import DecodedTensors, decode
@@ -29,11 +29,8 @@ def check_folder(folder: Path) -> None:
     Raises:
         CheckpointError: there is nothing, or a file.
     """
-    if not folder.is_dir():
-        what = "got a file, expected a folder" if folder.exists() else "no such folder"
-        raise CheckpointError(
-            f"{folder}: {what}", hint="give a local checkpoint folder; nothing is downloaded"
-        )
+    if problem := folder_problem(folder):
+        raise CheckpointError(problem, hint="give a local checkpoint folder; nothing is downloaded")
 
 
 def read_headers(folder: Path) -> dict[str, TensorRef]:

@@ -279,6 +279,8 @@ def load_pretrained(transformers: ModuleType, kind: Any, folder: Path, **options
     Raises:
         BackendError: transformers cannot load the folder.
     """
+    from safetensors import SafetensorError
+
     progress = transformers.utils.logging
     is_shown = progress.is_progress_bar_enabled()
     progress.disable_progress_bar()
@@ -286,7 +288,7 @@ def load_pretrained(transformers: ModuleType, kind: Any, folder: Path, **options
         return kind.from_pretrained(
             str(folder), local_files_only=True, use_safetensors=True, **options
         ).eval()
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise BackendError(
             f"{folder}: transformers {transformers.__version__} cannot load it: {error}"
         ) from error

@@ -9,7 +9,7 @@ import click
 
 from draftrt.backends import BACKENDS
 from draftrt.bundle_files import Verify
-from draftrt.cli_options import OutputFile, check_places, no_verify_option, write_output
+from draftrt.cli_options import InputPath, OutputFile, check_places, no_verify_option, write_output
 from draftrt.errors import printable
 from draftrt.runtime.decoding.options import MOST_THREADS, SCHEDULES, ScheduleKind
 from draftrt.runtime.load import PORTS
@@ -20,10 +20,10 @@ from draftrt.validate.bench.section import to_svg
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=InputPath())
 @click.option(
     "--prompts",
-    type=click.Path(path_type=Path),
+    type=InputPath(),
     help=f"{FILE_HELP}  [default: a few built-in ones]",
 )
 @form_options
@@ -43,7 +43,7 @@ from draftrt.validate.bench.section import to_svg
     show_default=True,
     help="Threads of each model.",
 )
-@click.option("--target", type=click.Path(path_type=Path), help="Target's Hugging Face folder.")
+@click.option("--target", type=InputPath(), help="Target's Hugging Face folder.")
 @click.option("--target-port", type=click.Choice(PORTS), help="As in draftrt run.")
 @click.option("--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
@@ -51,7 +51,7 @@ from draftrt.validate.bench.section import to_svg
 @click.option(
     "--rivals", is_flag=True, help="Time transformers and z-lab's loop too, where installed."
 )
-@click.option("--draft", type=click.Path(path_type=Path), help="Drafter's checkpoint, for z-lab's.")
+@click.option("--draft", type=InputPath(), help="Drafter's checkpoint, for z-lab's.")
 @click.option(
     "--calibrate", is_flag=True, help="Keep the costs in the bundle, for run --schedule survival."
 )

@@ -9,13 +9,13 @@ from typing import Any
 import click
 import numpy as np
 
-from draftrt.cli_options import rounds_option
+from draftrt.cli_options import InputPath, rounds_option
 from draftrt.spec import Precision
 from draftrt.validate.bisect.bisect import BisectReport, GraphSearch
 from draftrt.validate.bisect.search import Divergence
 from draftrt.validate.compare.tables import limited, render
 
-FOLDER = click.Path(path_type=Path)
+FOLDER = InputPath()
 
 
 @click.command()

@@ -11,6 +11,7 @@ import click
 
 from draftrt.bundle_files import MANIFEST, Verify
 from draftrt.cli_options import (
+    InputPath,
     alignment_option,
     family_option,
     ignore_key_option,
@@ -51,8 +52,8 @@ OF_EXPORTS = (
 
 
 @click.command("plan")
-@click.argument("draft", required=False, type=click.Path(path_type=Path))
-@click.option("--target", type=click.Path(path_type=Path), help="Target checkpoint folder.")
+@click.argument("draft", required=False, type=InputPath())
+@click.option("--target", type=InputPath(), help="Target checkpoint folder.")
 @click.option(
     "--device",
     "names",

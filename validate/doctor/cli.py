@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from draftrt.cli_options import FiniteRange
+from draftrt.cli_options import FiniteRange, InputPath
 from draftrt.errors import printable
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
@@ -21,7 +21,7 @@ from draftrt.validate.doctor.examine import Examination
 from draftrt.validate.doctor.statistics import Estimate
 from draftrt.validate.doctor.trial import FALSE_ALARMS, Tried
 
-FOLDER = click.Path(path_type=Path)
+FOLDER = InputPath()
 
 
 @click.group()

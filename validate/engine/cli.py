@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from draftrt.cli_options import (
+    InputPath,
     OutputFolder,
     alignment_option,
     check_replaced,
@@ -33,7 +34,7 @@ from draftrt.validate.engine.engine import (
     make_engine,
 )
 
-FOLDER = click.Path(path_type=Path)
+FOLDER = InputPath()
 TEXT_LINES = 6
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from draftrt.backends import BACKENDS, ONNXRUNTIME
-from draftrt.cli_options import MOST_ROUNDS, FiniteRange, rounds_option
+from draftrt.cli_options import MOST_ROUNDS, FiniteRange, InputPath, rounds_option
 from draftrt.errors import printable
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
 from draftrt.tolerances import LARGEST_FEATURE
 
-FOLDER = click.Path(path_type=Path)
+FOLDER = InputPath()
 
 
 @click.command()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.codec import check_file
 from draftrt.validate.records.files import RecordError, check_hashes, check_version, read_json
 
 if TYPE_CHECKING:
@@ -216,6 +217,7 @@ def _is_good(value: Any, kind: type) -> bool:
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
+        check_file(path, RecordError)
         # opened here, because np.load leaves a broken file open
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}

@@ -11,6 +11,7 @@ from draftrt.backends import ONNXRUNTIME
 from draftrt.cli_options import (
     MOST_ROUNDS,
     FiniteRange,
+    InputPath,
     OutputFile,
     OutputFolder,
     alignment_option,
@@ -22,7 +23,7 @@ from draftrt.cli_options import (
 from draftrt.export.options import MOST_CONTEXT
 
 MOST_TOKENS = 1 << 14  # the drafter in PyTorch has caches for all of them
-FOLDER = click.Path(path_type=Path)
+FOLDER = InputPath()
 
 
 @click.command()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from draftrt.cli_options import OutputFile, check_places, write_output
+from draftrt.cli_options import InputPath, OutputFile, check_places, write_output
 from draftrt.errors import printable
 from draftrt.runtime.prompt_options import form_options
 from draftrt.runtime.prompts import Form
@@ -16,7 +16,7 @@ from draftrt.runtime.prompts import Form
 if TYPE_CHECKING:
     from draftrt.validate.report.report import BundleReport
 
-FILE = click.Path(path_type=Path)
+FILE = InputPath()
 
 
 @click.command()
