@@ -79,12 +79,13 @@ def kept_rows(ref: StoredRef, form: KeptForm) -> tuple[NDArray[Any], NDArray[np.
     if linear.kind is CodeKind.E2M1:
         codes, scales = TWICE[codes], scales * np.float32(0.5)
     elif linear.zero_points is not None:
-        zeros = np.repeat(linear.zero_points(start, stop), linear.group, axis=1)
-        codes = codes.astype(np.int16) - zeros[:, : codes.shape[1]]
+        zeros = linear.zero_points(start, stop).astype(np.int8).T
+        wide = np.repeat(zeros, linear.group, axis=0)[: codes.shape[1]]
+        codes = np.subtract(codes.T, wide, dtype=np.int8, casting="unsafe").T  # 4 bits: no overflow
     if linear.kind is not CodeKind.E4M3:
-        codes = codes.astype(np.int8)
+        codes = codes.astype(np.int8, copy=False)
     scales = np.ascontiguousarray(scales[:, 0] if form.block is None else scales)
-    return np.ascontiguousarray(codes), scales
+    return codes, scales
 
 
 def order_of(ref: StoredRef) -> NDArray[np.int64] | None:

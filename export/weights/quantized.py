@@ -20,6 +20,7 @@ from draftrt.export.weights.tensors import QuantizedUse
 from draftrt.quantization import Scheme, block_of, bytes_of
 
 SLICE_ELEMENTS = 1 << 22
+WHOLE_BYTES = 48 << 20  # up to this a product's codes are put together before they are written
 Place = tuple[int, int]  # offset and bytes
 
 
@@ -37,11 +38,19 @@ def write_quantized(
         Where its codes lie, and its scales.
     """
     rows, width = use.tensor.shape
-    start, parts = align(stream), []
+    start, parts, size = align(stream), [], bytes_of(rows * width, use.scheme)
+    whole = None
+    if use.is_product and size <= WHOLE_BYTES and (rows % 2 == 0 or use.scheme is not Scheme.INT4):
+        whole = np.empty((width, size // width), np.uint8)
     for first, codes, scales in _slices(use):
         parts.append(scales)
         if not use.is_product:
             stream.write(packed(codes, use.scheme))
+        elif whole is not None:
+            at = bytes_of(first, use.scheme)
+            lines = np.frombuffer(packed(codes.T.contiguous(), use.scheme), np.uint8)
+            lines = lines.reshape(width, -1)
+            whole[:, at : at + lines.shape[1]] = lines
         elif codes.shape[0] == rows:
             stream.write(packed(codes.T.contiguous(), use.scheme))
         else:
@@ -51,7 +60,8 @@ def write_quantized(
             for index in range(width):
                 stream.seek(at + index * line)
                 stream.write(block[index * short : (index + 1) * short])
-    size = bytes_of(rows * width, use.scheme)
+    if whole is not None:
+        stream.write(whole.data)
     stream.seek(start + size)
     content = torch.cat(parts)
     if use.is_product and use.block is not None:
@@ -92,7 +102,7 @@ def encoded(
     wide = torch.from_numpy(factors)
     scales = wide.to(tensor.torch_dtype)
     check_held(f"a scale of {name}", wide, scales, tensor.dtype)
-    held = torch.from_numpy(codes)
+    held = torch.from_numpy(codes if codes.flags.writeable else codes.copy())
     return held.view(torch.float8_e4m3fn) if scheme is Scheme.FP8 else held, scales
 
 

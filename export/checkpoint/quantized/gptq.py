@@ -203,7 +203,7 @@ def check_zeros(ref: TensorRef, stored: Array, how: Integers, middle: int) -> in
 
 def around(codes: Array, middle: int) -> Array:
     """Return codes with the middle of their range subtracted, int8."""
-    found: Array = np.subtract(codes, middle, dtype=np.int16).astype(np.int8)
+    found: Array = np.subtract(codes, np.uint8(middle)).view(np.int8)  # wraps as it should
     return found
 
 

@@ -49,21 +49,28 @@ def unpack(words: Array, bits: int, axis: int, order: Sequence[int] | None = Non
         axis: 0 or 1 of a matrix.
         order: place in a word of the codes in turn; None: as they are.
     """
-    places = np.arange(WORD_BITS // bits) if order is None else np.array(order)
-    shifts = (places * bits).astype(np.uint32)
-    found = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
-    small: Array = found.astype(np.uint8)
-    rows, columns = words.shape
-    if axis == 1:
-        small = small.reshape(rows, columns * len(places))
-    else:
-        small = small.transpose(0, 2, 1).reshape(rows * len(places), columns)
-    return small
+    each, (rows, columns) = WORD_BITS // bits, words.shape
+    content = np.ascontiguousarray(words).view(np.uint8).reshape(rows, columns, 4)
+    shape = (rows, each, columns) if axis == 0 else (rows, columns, each)
+    out: Array = np.empty(shape, np.uint8)
+    for index, place in enumerate(order or range(each)):
+        into = out[:, index] if axis == 0 else out[:, :, index]
+        if bits == 8:
+            into[...] = content[:, :, place]
+        elif place % 2:
+            np.right_shift(content[:, :, place // 2], 4, out=into)
+        else:
+            np.bitwise_and(content[:, :, place // 2], 0xF, out=into)
+    found: Array = out.reshape(rows * each, columns) if axis == 0 else out.reshape(rows, -1)
+    return found
 
 
 def nibbles(content: Array) -> Array:
     """Return the 4-bit codes of bytes [..., n] as [..., 2n] uint8, the lower half first."""
-    return np.stack((content & 0xF, content >> 4), axis=-1).reshape(*content.shape[:-1], -1)
+    found: Array = np.empty((*content.shape, 2), np.uint8)
+    np.bitwise_and(content, 0xF, out=found[..., 0])
+    np.right_shift(content, 4, out=found[..., 1])
+    return found.reshape(*content.shape[:-1], -1)
 
 
 @cache
