@@ -111,9 +111,17 @@ def decoder_table(spec: DecoderSpec) -> Iterator[tuple[str, str, str]]:
     yield "target rope", _rope(spec.rope), spec.sources["rope"]
     windows = sorted({window for window in spec.windows if window is not None})
     count = sum(window is not None for window in spec.windows)
-    seen = (
-        f"{count} layers see {_plain(tuple(windows))} tokens" if count else "every layer sees all"
-    )
+    whole = "every layer" if spec.delta is None else "every other layer"
+    seen = f"{count} layers see {_plain(tuple(windows))} tokens" if count else f"{whole} sees all"
+    if spec.delta is not None:
+        delta = spec.delta
+        yield (
+            "target states",
+            f"{len(delta.layers)} layers by the gated delta rule, {delta.num_value_heads} of "
+            f"{delta.key_dim} x {delta.value_dim} and a convolution over {delta.kernel_size} rows; "
+            f"{delta.carried_rows} rows can be taken back",
+            spec.sources["delta"],
+        )
     yield "target windows", seen, spec.sources["windows"]
     if spec.muse is not None:
         turned = {"sliding": spec.muse.sliding_has_rope, "full": spec.muse.full_has_rope}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from draftrt.errors import SpecError
 from draftrt.export.config.keys import ACTIVATIONS, MARKOV_TYPES, ROPE_TYPES
-from draftrt.spec import DecoderSpec, DrafterSpec, Family, RopeSpec
+from draftrt.spec import DecoderSpec, DrafterSpec, Family, GatedDeltaSpec, RopeSpec
 
 SIZES = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 DRAFTER_SIZES = ("target_hidden_size", "input_vocab_size", "draft_vocab_size")
@@ -27,6 +27,7 @@ NEEDS = {  # of a scaling rule; export/config/rope.py asks a config for the same
     ),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
+MOST_STATE = 1 << 14  # of a size of layers with a state
 POSITIVE = ("factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor")
 
 
@@ -108,6 +109,21 @@ def _decoder(spec: DecoderSpec) -> Iterator[str]:
     yield from _windows(list(spec.windows))
     if spec.gemma4 is not None:
         yield from _rope(spec.gemma4.full_rope, "gemma4.full_rope")
+    if spec.delta is not None:
+        yield from _delta(spec.delta, spec.num_layers)
+
+
+def _delta(delta: GatedDeltaSpec, num_layers: int) -> Iterator[str]:
+    sizes = ("num_key_heads", "num_value_heads", "key_dim", "value_dim", "carried_rows")
+    for name in sizes:
+        if not 1 <= getattr(delta, name) <= MOST_STATE:
+            yield f"delta.{name} {getattr(delta, name)}, expected 1 to {MOST_STATE}"
+    if not 2 <= delta.kernel_size <= MOST_STATE:
+        yield f"delta.kernel_size {delta.kernel_size}, expected 2 to {MOST_STATE}"
+    if delta.num_key_heads >= 1 and delta.num_value_heads % delta.num_key_heads:
+        yield f"delta.num_value_heads {delta.num_value_heads}, expected a multiple of key heads"
+    if sorted({*delta.layers} & {*range(num_layers)}) != list(delta.layers):
+        yield f"delta.layers {list(delta.layers)[:8]}, expected layers of {num_layers}, ascending"
 
 
 def _rope(rope: RopeSpec, name: str) -> Iterator[str]:
