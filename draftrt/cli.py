@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from draftrt import __version__
-from draftrt.cli_options import InputPath
+from draftrt.cli_options import InputPath, json_option
 from draftrt.failure_cli import Ending, interrupted
 from draftrt.lifecycle import ending_in_order
 
@@ -90,8 +90,8 @@ def group() -> None:
 
 @click.command()
 @click.argument("bundle", type=InputPath())
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-def verify(bundle: Path, as_json: bool) -> None:
+@json_option("Print one JSON object instead of text.")
+def verify(bundle: Path, is_json: bool) -> None:
     """Hash every file of BUNDLE and compare with its manifest; for after a copy to a device.
 
     Exit status 3 says that a file is not as it was written, and which.
@@ -102,7 +102,7 @@ def verify(bundle: Path, as_json: bool) -> None:
     manifest, expected, problems = examine(bundle)
     unknown = sorted(name for name, one in expected.items() if not one.sha256)
     num_bytes = sum((bundle / name).stat().st_size for name in expected.keys() - problems.keys())
-    if as_json:
+    if is_json:
         record = {
             "bundle": str(bundle),
             "ok": not problems,
@@ -120,7 +120,7 @@ def verify(bundle: Path, as_json: bool) -> None:
             f"{lines}",
             hint="copy the bundle again, or export it again",
         )
-    if not as_json:
+    if not is_json:
         click.echo(f"{bundle}: {len(expected)} files, {num_bytes / 1e6:.1f} MB, all as written")
         if unknown:
             click.echo(

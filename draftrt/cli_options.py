@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -15,7 +15,7 @@ from draftrt.codec import path_problem
 from draftrt.errors import DraftrtError, SpecError, UnsupportedError
 from draftrt.files import write_atomically
 from draftrt.quantization import Part, Scheme, parse_quantization
-from draftrt.spec import Family
+from draftrt.spec import Family, Precision
 
 
 class InputPath(click.Path):
@@ -183,6 +183,38 @@ kept_for_option = click.option(
     help="GPUs that the graphs are for: from 89 on a checkpoint's FP8 codes are kept, which others "
     "cannot multiply with.  [default: any from 86 on]",
 )
+MOST_THREADS = 1024  # more is a slip of the hand
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(1, MOST_THREADS),
+    default=1,
+    show_default=True,
+    help="Threads of each model.",
+)
+device_option = click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where ONNX Runtime and a Hugging Face target run.",
+)
+
+
+def precision_option(default: Precision, about: str | None = None) -> Callable[[Command], Command]:
+    """Return the option ``--precision`` of a command."""
+    choices = click.Choice([one.value for one in Precision])
+    return click.option(
+        "--precision", type=choices, default=default.value, show_default=True, help=about
+    )
+
+
+def json_option(about: str) -> Callable[[Command], Command]:
+    """Return the option ``--json`` of a command that prints JSON instead of text."""
+    return click.option("--json", "is_json", is_flag=True, help=about)
+
+
 quantize_option = click.option(
     "--quantize",
     "quantization",

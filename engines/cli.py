@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from draftrt.bundle import Bundle
-from draftrt.cli_options import FiniteRange, InputPath, sm_numbers
+from draftrt.cli_options import FiniteRange, InputPath, json_option, sm_numbers
 from draftrt.codec import to_json
 from draftrt.engines.build import BuildResult, build_plan
 from draftrt.engines.capabilities import FACTS, Backend
@@ -116,7 +116,7 @@ def parse_dimensions(
     "--ignore-memory", is_flag=True, help="Build what does not fit here or on the device."
 )
 @click.option("--force", is_flag=True, help="Build even if the same plan is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plans' records as a JSON list.")
+@json_option("Print the plans' records as a JSON list.")
 def build(
     bundle: Path,
     backend: str,
@@ -130,7 +130,7 @@ def build(
     device_name: str | None,
     ignore_memory: bool,
     force: bool,
-    as_json: bool,
+    is_json: bool,
 ) -> None:
     """Build TensorRT plans from the graphs of BUNDLE; TensorRT-RTX needs no GPU for it.
 
@@ -159,9 +159,9 @@ def build(
             )
             if sys.stderr.isatty():
                 click.echo("\r\033[K", nl=False, err=True)
-            if not as_json:
+            if not is_json:
                 click.echo(as_text(results[-1]))
-    if as_json:
+    if is_json:
         click.echo(json.dumps([as_record(result) for result in results], indent=1))
     else:
         click.echo("\n".join(next_lines(results[-1].bundle, options.backend, options.sms)))

@@ -18,8 +18,10 @@ from draftrt.cli_options import (
     check_replaced,
     family_option,
     ignore_key_option,
+    json_option,
     kept_for_option,
     no_verify_option,
+    precision_option,
     quantize_option,
     stated_family,
 )
@@ -51,12 +53,8 @@ from draftrt.spec import Precision, Profile
 @click.argument("draft", required=False, type=InputPath())
 @click.option("--target", required=True, type=InputPath(), help="Target checkpoint folder.")
 @click.option("-o", "--out", required=True, type=OutputFolder(), help="Bundle folder to write.")
-@click.option(
-    "--precision",
-    type=click.Choice([p.value for p in Precision]),
-    default="fp32",
-    show_default=True,
-    help="Element type of weights and caches; sensitive parts stay in float32.",
+@precision_option(
+    Precision.FP32, "Element type of weights and caches; sensitive parts stay in float32."
 )
 @click.option(
     "--graph",
@@ -176,7 +174,7 @@ def export(
 @family_option
 @ignore_key_option
 @no_verify_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option("Print JSON instead of a table.")
 def inspect(
     draft: Path | None,
     target: Path | None,
@@ -184,7 +182,7 @@ def inspect(
     family: str | None,
     ignore_keys: tuple[str, ...],
     verify: Verify,
-    as_json: bool,
+    is_json: bool,
 ) -> None:
     """Show every fact of the drafter in folder DRAFT, and where each was read.
 
@@ -195,12 +193,12 @@ def inspect(
         of_drafters = sample_from_anchor is not None or family or of_draft(ignore_keys)
         if target is None or of_drafters:
             raise click.UsageError("expected DRAFT, a bundle, or --target alone")
-        _show_target(target, of_target(ignore_keys), as_json=as_json)
+        _show_target(target, of_target(ignore_keys), is_json=is_json)
         return
     if (draft / MANIFEST).is_file():
         if target is not None or sample_from_anchor is not None or family or ignore_keys:
             raise click.UsageError(f"{draft} is a bundle: it was checked when it was made")
-        _show_bundle(Bundle.open(draft, verify=verify), as_json=as_json)
+        _show_bundle(Bundle.open(draft, verify=verify), is_json=is_json)
         return
     if target is None and of_target(ignore_keys):
         raise click.UsageError("got --ignore-key target:... without --target")
@@ -220,7 +218,7 @@ def inspect(
         decoder, problem = try_decoder(model, of_target(ignore_keys))
         warnings += [f"target: {note}" for note in model.decoded.notes]
         warnings += [] if problem is None else [say_left_out(problem)]
-    if as_json:
+    if is_json:
         about = describe_drafter(loaded) | {"warnings": warnings}
         if model is not None:
             about["target_graph"] = None if decoder is None else to_json(decoder)
@@ -233,14 +231,14 @@ def inspect(
         click.echo(printable(f"warning: {line}"), err=True)
 
 
-def _show_target(target: Path, ignore: frozenset[str], *, as_json: bool) -> None:
+def _show_target(target: Path, ignore: frozenset[str], *, is_json: bool) -> None:
     """Show a target alone: its facts, its layers, and how its weights are stored."""
     model = read_target(target)
     findings, warnings = check_target_files(target, model.spec)
     decoder = read_decoder(model, ignore)
     warnings += [finding.message for finding in findings]
     warnings += model.decoded.notes
-    if as_json:
+    if is_json:
         about = {
             "target": str(target),
             "facts": to_json(model.spec),
@@ -256,8 +254,8 @@ def _show_target(target: Path, ignore: frozenset[str], *, as_json: bool) -> None
         click.echo(printable(f"warning: {line}"), err=True)
 
 
-def _show_bundle(bundle: Bundle, *, as_json: bool) -> None:
-    if as_json:
+def _show_bundle(bundle: Bundle, *, is_json: bool) -> None:
+    if is_json:
         click.echo(json.dumps(describe_bundle(bundle), indent=1))
     else:
         _show(list(bundle_table(bundle)))

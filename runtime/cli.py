@@ -15,10 +15,16 @@ import click
 
 from draftrt.backends import BACKENDS
 from draftrt.bundle_files import Verify
-from draftrt.cli_options import FiniteRange, InputPath, no_verify_option
+from draftrt.cli_options import (
+    FiniteRange,
+    InputPath,
+    device_option,
+    json_option,
+    no_verify_option,
+    threads_option,
+)
 from draftrt.errors import printable
 from draftrt.runtime.decoding.options import (
-    MOST_THREADS,
     PROPOSALS,
     SCHEDULES,
     DecodeOptions,
@@ -164,30 +170,16 @@ def decode_options(function: F) -> F:
     show_default=True,
     help="What runs the bundle's graphs; the TensorRTs run plans of draftrt build.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    show_default=True,
-    help="Where ONNX Runtime and a Hugging Face target run.",
-)
+@device_option
 @click.option("--plain", is_flag=True, help="Decode with the target alone.")
-@click.option(
-    "--threads",
-    type=click.IntRange(1, MOST_THREADS),
-    default=1,
-    show_default=True,
-    help="Threads of each model.",
-)
+@threads_option
 @click.option(
     "--map-weights",
     is_flag=True,
     help="Least memory: read weights where their file is mapped, shared tables once; slower.",
 )
 @no_verify_option
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print a JSON object a prompt instead of text."
-)
+@json_option("Print a JSON object a prompt instead of text.")
 def run(
     bundle: Path,
     prompts: tuple[str, ...],
@@ -204,7 +196,7 @@ def run(
     threads: int,
     map_weights: bool,
     verify: Verify,
-    as_json: bool,
+    is_json: bool,
 ) -> None:
     """Decode prompts with the drafter and target of BUNDLE.
 
@@ -234,7 +226,7 @@ def run(
             if len(every) > 1:
                 label = printable(requests[number - 1].label.replace("\n", " ")[:60])
                 click.echo(f"prompt {number} of {len(every)}: {label}", err=True)
-            if as_json:
+            if is_json:
                 done = pair.generate(ids, options, stop=stop, speculate=not plain)
                 click.echo(json.dumps(_report(done, form)))
                 _explain(pair, done.token_ids, done.finish)

@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args
 
 from draftrt.errors import OptionError
 
-MOST_THREADS = 1024  # more is a slip of the hand
 MOST_PENALTY = 1e6  # of repetition, and its inverse the least: no score overflows
 ProposalKind = Literal["argmax", "sampled"]
 PROPOSALS: tuple[ProposalKind, ...] = get_args(ProposalKind)

@@ -9,9 +9,17 @@ import click
 
 from draftrt.backends import BACKENDS
 from draftrt.bundle_files import Verify
-from draftrt.cli_options import InputPath, OutputFile, check_places, no_verify_option, write_output
+from draftrt.cli_options import (
+    InputPath,
+    OutputFile,
+    check_places,
+    device_option,
+    no_verify_option,
+    threads_option,
+    write_output,
+)
 from draftrt.errors import printable
-from draftrt.runtime.decoding.options import MOST_THREADS, SCHEDULES, ScheduleKind
+from draftrt.runtime.decoding.options import SCHEDULES, ScheduleKind
 from draftrt.runtime.load import PORTS
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
@@ -36,17 +44,11 @@ from draftrt.validate.bench.section import to_svg
 @click.option(
     "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Decode each N times."
 )
-@click.option(
-    "--threads",
-    type=click.IntRange(1, MOST_THREADS),
-    default=1,
-    show_default=True,
-    help="Threads of each model.",
-)
+@threads_option
 @click.option("--target", type=InputPath(), help="Target's Hugging Face folder.")
 @click.option("--target-port", type=click.Choice(PORTS), help="As in draftrt run.")
 @click.option("--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@device_option
 @click.option("--schedule", type=click.Choice(SCHEDULES), default="all", show_default=True)
 @click.option(
     "--rivals", is_flag=True, help="Time transformers and z-lab's loop too, where installed."

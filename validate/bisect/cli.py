@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from draftrt.cli_options import InputPath, rounds_option
+from draftrt.cli_options import InputPath, json_option, rounds_option
 from draftrt.spec import Precision
 from draftrt.validate.bisect.bisect import BisectReport, GraphSearch
 from draftrt.validate.bisect.search import Divergence
@@ -33,7 +33,7 @@ FOLDER = InputPath()
     help="The checkpoint's target.  [default: the folder the bundle was exported from]",
 )
 @rounds_option
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
+@json_option("Print everything as JSON.")
 def bisect(
     bundle: Path,
     checkpoint: Path | None,

@@ -15,8 +15,10 @@ from draftrt.cli_options import (
     alignment_option,
     family_option,
     ignore_key_option,
+    json_option,
     kept_for_option,
     no_verify_option,
+    precision_option,
     quantize_option,
     stated_family,
 )
@@ -65,12 +67,7 @@ OF_EXPORTS = (
 @click.option(
     "--max-context", type=click.IntRange(4, MOST_CONTEXT), help="Rows of each cache, as exported."
 )
-@click.option(
-    "--precision",
-    type=click.Choice([p.value for p in Precision]),
-    default="fp16",
-    show_default=True,
-)
+@precision_option(Precision.FP16)
 @quantize_option
 @kept_for_option
 @click.option("--target-graph/--no-target-graph", default=None, help="As in draftrt export.")
@@ -85,7 +82,7 @@ OF_EXPORTS = (
 @family_option
 @ignore_key_option
 @no_verify_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option("Print JSON instead of a table.")
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -103,7 +100,7 @@ def plan(
     family: str | None,
     ignore_keys: tuple[str, ...],
     verify: Verify,
-    as_json: bool,
+    is_json: bool,
 ) -> None:
     """Tell memory, disk and break-even of drafter DRAFT and its target, or of the bundle DRAFT.
 
@@ -129,7 +126,7 @@ def plan(
     is_all = not names or "all" in names
     devices = list(DEVICES.values()) if is_all else [find_device(name) for name in names]
     found = plan_pair(draft, target, options, context, verify=verify)
-    if as_json:
+    if is_json:
         click.echo(json.dumps(as_record(found, devices), indent=1))
     else:
         click.echo("\n".join(as_text(found, devices)))

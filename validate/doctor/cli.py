@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from draftrt.cli_options import FiniteRange, InputPath
+from draftrt.cli_options import FiniteRange, InputPath, json_option
 from draftrt.errors import printable
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
@@ -65,7 +65,7 @@ def doctor() -> None:
     type=FiniteRange(1),
     help="Acceptance length (tokens a round) that the drafter's card states.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
+@json_option("Print everything as JSON.")
 def acceptance(
     bundle: Path,
     prompts: Path,

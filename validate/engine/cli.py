@@ -14,6 +14,8 @@ from draftrt.cli_options import (
     check_replaced,
     family_option,
     ignore_key_option,
+    json_option,
+    precision_option,
     quantize_option,
     stated_family,
 )
@@ -48,12 +50,9 @@ TEXT_LINES = 6
     type=OutputFolder(),
     help="Bundle folder to write; a bundle that is there is replaced.",
 )
-@click.option(
-    "--precision",
-    type=click.Choice([one.value for one in Precision]),
-    default="fp16",
-    show_default=True,
-    help="Of the bundle and its plan. The CPU runs fp32 and fp16; for bf16 the checks use an fp32 "
+@precision_option(
+    Precision.FP16,
+    "Of the bundle and its plan. The CPU runs fp32 and fp16; for bf16 the checks use an fp32 "
     "export that is not kept.",
 )
 @quantize_option
@@ -96,7 +95,7 @@ TEXT_LINES = 6
     default=True,
     help="Decode a sample on the CPU; the whole target is loaded for it.  [default: run]",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print the summary as JSON.")
+@json_option("Print the summary as JSON.")
 def engine(
     draft: Path,
     target: Path,

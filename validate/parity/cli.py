@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from draftrt.backends import BACKENDS, ONNXRUNTIME
-from draftrt.cli_options import MOST_ROUNDS, FiniteRange, InputPath, rounds_option
+from draftrt.cli_options import MOST_ROUNDS, FiniteRange, InputPath, json_option, rounds_option
 from draftrt.errors import printable
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
@@ -45,7 +45,7 @@ FOLDER = InputPath()
     help="Rounds of each sequence.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Print every tensor.")
-@click.option("--json", "is_json", is_flag=True, help="Print the report as JSON.")
+@json_option("Print the report as JSON.")
 def ranges(
     bundle: Path,
     features: float,
@@ -101,7 +101,7 @@ def ranges(
     help="Compare one of the graphs.  [default: both, where the bundle has both]",
 )
 @rounds_option
-@click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
+@json_option("Print every comparison as JSON.")
 def parity(bundle: Path, backend: str, graph: str | None, num_rounds: int, is_json: bool) -> None:
     """Compare the graphs in BUNDLE with their PyTorch modules, the drafter's through Polygraphy.
 

@@ -17,6 +17,7 @@ from draftrt.cli_options import (
     alignment_option,
     check_places,
     family_option,
+    json_option,
     rounds_option,
     stated_family,
 )
@@ -153,7 +154,7 @@ def record_trajectories(
     show_default=True,
     help="Rows of the caches; choose more than the longest sliding window.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
+@json_option("Print every comparison as JSON.")
 def matrix(
     cases: tuple[Path, ...],
     drafts: tuple[Path, ...],
@@ -222,7 +223,7 @@ def matrix(
     is_flag=True,
     help="Say too how far the runtime's own kernels are, which round activations to int8.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print every comparison as JSON.")
+@json_option("Print every comparison as JSON.")
 def golden(
     cases: tuple[Path, ...],
     backend: str,
@@ -273,7 +274,7 @@ def golden(
     type=FiniteRange(0, 1),
     help="Replay only rows recorded with this confidence threshold.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print every row as JSON.")
+@json_option("Print every row as JSON.")
 def trajectories(
     expected: Path,
     draft: Path,
