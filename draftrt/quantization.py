@@ -60,6 +60,8 @@ LINEARS = (
     *(f"self_attn.{name}_proj.weight" for name in (*"qkvo", "gate")),
     *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
     *(f"linear_attn.{name}.weight" for name in ("in_proj_qkv", "in_proj_z", "out_proj")),
+    "conv.in_proj.weight",
+    "conv.out_proj.weight",
 )
 TABLES = ("embed_tokens.weight", "model.embed_tokens.weight")
 HEAD = "lm_head.weight"

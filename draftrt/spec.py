@@ -71,16 +71,13 @@ class Gemma4Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuseSpec:
-    """What a Muse-Glimmer target has beyond other decoders.
-
-    Embedded rows are normed without a weight; a drafter that borrows the table takes them raw.
+    """What a Muse-Glimmer target has beyond other decoders; it norms embedded rows for itself only.
 
     Attributes:
-        sliding_has_rope, full_has_rope: whether such layers turn queries and keys.
+        sliding_has_rope, full_has_rope: whether layers of that type turn queries and keys.
         post_norm_eps: epsilon of the norms behind attention and MLP.
         query_scale: factor on normed queries, beside head_dim ** -0.5.
-        output_multiplier: factor on logits before the soft cap.
-        final_logit_softcapping: c of ``c * tanh(logits / c)``.
+        output_multiplier, final_logit_softcapping: factor on logits, then c of c * tanh(z / c).
         tensor_prefix: what the checkpoint puts before ``layers.0`` and ``embed_tokens``.
     """
 
@@ -116,6 +113,23 @@ class GatedDeltaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvSpec:
+    """Layers of a target that convolve over the last few rows in place of attention: LFM2.
+
+    Attributes:
+        layers, carried_rows, tensor_prefix: as in `GatedDeltaSpec`.
+        kernel_size: rows that the convolution reads.
+        has_bias: whether the convolution and its projections have biases.
+    """
+
+    layers: tuple[int, ...]
+    kernel_size: int
+    has_bias: bool
+    carried_rows: int
+    tensor_prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """A target as a dense decoder that can be exported, completely described.
 
@@ -123,23 +137,17 @@ class DecoderSpec:
         hidden_size: H.
         intermediate_size: MLP width.
         num_layers: decoder layers.
-        num_heads: query heads N.
-        num_kv_heads: key/value heads G.
-        head_dim: D.
+        num_heads, num_kv_heads, head_dim: N of queries, G of keys and values, of D elements.
         rms_norm_eps: epsilon of every RMSNorm.
         activation: MLP activation, named as in transformers.
-        qkv_bias: whether q, k and v projections have biases.
-        output_bias: whether the attention output projection has a bias.
-        mlp_bias: whether the MLP projections have biases.
+        qkv_bias, output_bias, mlp_bias: whether these projections have biases.
         qk_norm: whether queries and keys are normed a head.
         rope: rotary embedding.
         windows: sliding window of each layer in tokens, the token itself included; None for full.
         tie_word_embeddings: whether the LM head is the embedding table.
         vocab_size: logical vocabulary; logits have this many columns.
         table_rows: rows of the embedding table.
-        gemma4: what Gemma-4 layers add; None for every other architecture.
-        muse: what Muse-Glimmer adds; None for every other architecture.
-        delta: layers with a state, of Qwen3.5; None for every other architecture.
+        gemma4, muse, delta, short_conv: what these architectures add; None for every other.
         sources: field name to the place it was read from.
     """
 
@@ -163,6 +171,7 @@ class DecoderSpec:
     gemma4: Gemma4Spec | None = None
     muse: MuseSpec | None = None
     delta: GatedDeltaSpec | None = None
+    short_conv: ShortConvSpec | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -185,12 +194,8 @@ class DrafterSpec:
         backbone: flavour of its layers.
         checkpoint_format: publisher's layout the facts were read from.
         dtype: element type of the checkpoint.
-        hidden_size: H.
-        intermediate_size: MLP width.
-        num_layers: L.
-        num_heads: query heads N.
-        num_kv_heads: key/value heads G.
-        head_dim: D.
+        hidden_size, intermediate_size, num_layers: H, the MLPs' width, L.
+        num_heads, num_kv_heads, head_dim: N of queries, G of keys and values, of D elements.
         rms_norm_eps: epsilon of every RMSNorm.
         activation: MLP activation, named as in transformers.
         attention_bias: whether q, k, v and o projections have biases.
@@ -206,20 +211,15 @@ class DrafterSpec:
         num_target_layers: target depth the checkpoint declares; None when it does not.
         target_hidden_size: width of one tapped hidden state.
         mask_token_id: id that fills rows 1...
-        input_vocab_size: rows of the embedding table in use.
-        draft_vocab_size: rows of the LM head in use, Vd.
+        input_vocab_size, draft_vocab_size: rows of embedding table and LM head in use; V_d.
         target_vocab_size: the target's logical vocabulary V; None without a target.
         vocab_map: how draft ids become target ids.
-        embed_source: whose embedding table is used.
-        head_source: whose LM head is used.
+        embed_source, head_source: whose embedding table and LM head are used.
         mask_embedding: whether a vector of its own replaces the mask token's row.
         embedding_scale: factor on embedded block rows.
         output_multiplier: factor on logits before the soft cap.
         final_logit_softcapping: c of ``c * tanh(z / c)``; None for off.
-        markov: Markov head, if any.
-        confidence: confidence head, if any.
-        selector: candidate selector, if any.
-        conv: dynamic convolution, if any.
+        markov, confidence, selector, conv: those heads and the dynamic convolution, if any.
         sources: field name to the place it was read from; one entry for every field.
         warnings: what a user should know and that is no error.
     """

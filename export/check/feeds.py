@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftrt.export.models.signature import BLOCK_ROWS, NOISE, Walk, num_choices
+from draftrt.export.models.shapes import stateful
+from draftrt.export.models.signature import NOISE, Walk, most_rows, num_choices
 from draftrt.signature import (
     ANCHOR,
     COMMIT_ROWS,
@@ -75,10 +76,10 @@ def target_rounds(spec: DecoderSpec, max_context: int) -> list[tuple[int, int]]:
     A target with states is called with more rows than it carries too, and loses some of both.
     """
     first = min(9, max_context - 4)
-    if spec.delta is None:
+    if (held := stateful(spec)) is None:
         return [(0, first), (first, 1), (max_context - 3, 3)]
     kept = max(1, first - 3)
-    most = min(spec.delta.carried_rows + 9, BLOCK_ROWS, max_context - kept - 4)
+    most = min(held.carried_rows + 9, most_rows(spec), max_context - kept - 4)
     rest = [(kept + 1, most), (kept + max(1, most - 2), 2)] if most > 0 else []
     return [(0, first), (kept, 1), *rest, (max_context - 3, 3)]
 
@@ -101,7 +102,7 @@ def target_feeds(
 
     Every row is asked for, the last first, and the first one twice.
     """
-    told = {} if spec.delta is None else {COMMIT_ROWS: np.array([commit_rows], dtype=np.int64)}
+    told = {} if stateful(spec) is None else {COMMIT_ROWS: np.array([commit_rows], dtype=np.int64)}
     return {
         INPUT_IDS: rng.integers(0, spec.vocab_size, size=(1, new_rows), dtype=np.int64),
         CONTEXT_LENGTH: np.array([context_length], dtype=np.int64),

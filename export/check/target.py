@@ -27,9 +27,14 @@ from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.float32 import runnable, widened
 from draftrt.export.graph.layers import state_name
 from draftrt.export.models.decoder import Decoder
-from draftrt.export.models.shapes import GATED_DELTA, decoder_shapes, kinds_of_layers, only_layers
 from draftrt.export.models.shapes import PREFIX as ROPE
-from draftrt.export.models.signature import target_signature
+from draftrt.export.models.shapes import (
+    decoder_shapes,
+    kinds_of_layers,
+    only_layers,
+    stateful,
+)
+from draftrt.export.models.signature import NUM_STATES, target_signature
 from draftrt.export.weights.tensors import LM_HEAD, TABLE
 from draftrt.signature import LOGITS, NEXT_IDS, PAST, PRESENT, Signature, cache_names
 from draftrt.spec import DecoderSpec, Precision, Profile
@@ -144,10 +149,10 @@ class _TargetSides(BothSides):
 
     def fed(self, sample: Sample) -> Arrays:
         """Return all inputs of a sample, the states of a layer that has some among them."""
-        if self._spec.delta is None:
+        if stateful(self._spec) is None:
             return super().fed(sample)
         held = random_states(self._table(sample.layer))
-        if kinds_of_layers(self._spec)[sample.layer] != GATED_DELTA:
+        if kinds_of_layers(self._spec)[sample.layer] not in NUM_STATES:
             names = cache_names(PAST, 0)
             rows = rows_for([held[name] for name in names], self._used(sample))
             held |= dict(zip(names, rows, strict=True))

@@ -22,7 +22,7 @@ from draftrt.export.config.keys import ACTIVATIONS, HARMLESS, refuse_keys
 from draftrt.export.config.layers import FULL, SLIDING
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
-from draftrt.export.config.targets import muse_glimmer, qwen3_5
+from draftrt.export.config.targets import lfm2, muse_glimmer, qwen3_5
 from draftrt.spec import DecoderSpec
 
 
@@ -87,6 +87,7 @@ GEMMA4 = (
 )
 
 READERS = {
+    **dict.fromkeys(lfm2.ARCHITECTURES, lfm2.read_lfm2),
     **dict.fromkeys(muse_glimmer.ARCHITECTURES, muse_glimmer.read_muse_glimmer),
     **dict.fromkeys(qwen3_5.ARCHITECTURES, qwen3_5.read_qwen3_5),
 }
@@ -160,7 +161,7 @@ def _read(facts: Facts, target: TargetCheckpoint, ignore: frozenset[str]) -> Dec
             refuse_switched_on(facts, body)
     else:
         fields = read_gemma4(facts, target)
-    for name in ("gemma4", "muse", "delta"):
+    for name in ("gemma4", "muse", "delta", "short_conv"):
         facts.sources.setdefault(name, "architectures")
     fields |= {
         "vocab_size": target.spec.vocab_size,

@@ -184,7 +184,9 @@ class _LayerWriter:
     def _name(self, name: str, layer: int | None, made: set[str]) -> str:
         """Return a value's name in the whole model."""
         if layer is None:  # the nodes behind the last layer read its result
-            last = len(self._plan.source) - 1
+            last, cache = len(self._plan.source) - 1, CACHE.match(name)
+            if cache:  # a size that is read from some layer's cache
+                return f"{cache[1]}{self._plan.traced[int(cache[2])]}"
             return state_name(last) if name == state_name(self._last) else name
         place = self._plan.source[layer]
         if name == state_name(place):

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftrt.export.models import gemma4, ops, rope
-from draftrt.export.models.architectures import muse_glimmer, qwen3_5
+from draftrt.export.models.architectures import muse_glimmer, qwen3_5, short_conv
 from draftrt.export.models.architectures.carried import Carried, carried_rows
 from draftrt.export.models.attention import View, mask_of
 from draftrt.export.models.ops import gated_mlp
-from draftrt.export.models.shapes import GATED_DELTA, kinds_of_layers, rope_of
+from draftrt.export.models.shapes import kinds_of_layers, rope_of, stateful
 from draftrt.export.models.signature import BLOCK_ROWS, NUM_STATES
 from draftrt.export.models.weights import Root, Weights, register
 from draftrt.spec import DecoderSpec, LayerSpec, Profile
@@ -66,7 +66,7 @@ class Decoder(nn.Module):
         """
         spec, w = self.spec, self._weights
         rows, call = input_ids.shape[1], None
-        if spec.delta is not None:
+        if (held := stateful(spec)) is not None:
             commit, place = caches[0], caches[-1]
             caches = caches[1:-1]
             call = carried_rows(
@@ -74,8 +74,8 @@ class Decoder(nn.Module):
                 commit,
                 place,
                 rows=rows,
-                capacity=spec.delta.carried_rows,
-                most_rows=BLOCK_ROWS,
+                capacity=held.carried_rows,
+                most_rows=1 if spec.delta is None else BLOCK_ROWS,  # only they are halved
             )
         of_layers = self._of_layers(caches)
         views, masks = self._views(rows, context_length, self._capacity(of_layers))
@@ -88,7 +88,7 @@ class Decoder(nn.Module):
         written: list[Tensor] = []
         for index, (kind, own) in enumerate(zip(kinds_of_layers(spec), of_layers, strict=True)):
             window = spec.windows[index]
-            state = call if kind == GATED_DELTA else None
+            state = call if kind in NUM_STATES else None
             x, after = self._advance(index, x, views[window], masks.get(window), state, own)
             written += after
             states[index] = x
@@ -113,6 +113,11 @@ class Decoder(nn.Module):
         spec, layer = self.spec, self._weights.below(f"model.layers.{index}")
         if spec.delta is not None:
             return qwen3_5.advance(spec, layer, x, view, call, caches, self._profile)
+        if call is not None:
+            u = ops.rms_norm(x, layer("input_layernorm.weight"), spec.rms_norm_eps)
+            mixed, caches = short_conv.mix(layer.below("conv"), u, call, caches)
+            x = x + mixed
+            return x + self._mlp(layer, x), caches
         keys, values = caches
         if spec.gemma4 is not None:
             x, keys, values = gemma4.advance(
@@ -147,7 +152,7 @@ class Decoder(nn.Module):
         """Return the caches of each layer: keys and values, or its states."""
         found, start = [], 0
         for kind in kinds_of_layers(self.spec):
-            count = NUM_STATES if kind == GATED_DELTA else 2
+            count = NUM_STATES[kind] if isinstance(kind, str) else 2
             found.append(caches[start : start + count])
             start += count
         return found
@@ -157,7 +162,7 @@ class Decoder(nn.Module):
         sizes = [
             own[0].shape[2]
             for kind, own in zip(kinds_of_layers(self.spec), caches, strict=True)
-            if kind != GATED_DELTA
+            if kind not in NUM_STATES
         ]
         return sizes[0] if sizes else 1
 

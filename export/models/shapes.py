@@ -19,6 +19,7 @@ from draftrt.spec import (
     Gemma4Spec,
     LayerSpec,
     RopeSpec,
+    ShortConvSpec,
 )
 
 Shapes = dict[str, tuple[int, ...]]
@@ -162,7 +163,12 @@ HEADS: dict[Family, Callable[[DrafterSpec], Shapes]] = {
 }
 
 
-GATED_DELTA = "gated delta"  # a kind of layer
+GATED_DELTA, SHORT_CONV = "gated delta", "short convolution"  # kinds of layers with states
+
+
+def stateful(spec: DecoderSpec) -> GatedDeltaSpec | ShortConvSpec | None:
+    """Return the facts of a target's layers with states; None where it has none."""
+    return spec.delta or spec.short_conv
 
 
 def channels(delta: GatedDeltaSpec) -> int:
@@ -173,19 +179,22 @@ def channels(delta: GatedDeltaSpec) -> int:
 def kinds_of_layers(spec: DecoderSpec) -> tuple[int | str | None, ...]:
     """Return what kind each layer of a target is of; equal ones differ in weights alone."""
     kinds: list[int | str | None] = list(spec.windows)
-    for layer in spec.delta.layers if spec.delta is not None else ():
-        kinds[layer] = GATED_DELTA
+    held = stateful(spec)
+    for layer in held.layers if held is not None else ():
+        kinds[layer] = GATED_DELTA if spec.delta is not None else SHORT_CONV
     return tuple(kinds)
 
 
 def only_layers(spec: DecoderSpec, layers: Sequence[int]) -> DecoderSpec:
     """Return a target with these of its layers alone, in this order."""
-    delta = spec.delta
-    if delta is not None:
-        own = tuple(place for place, layer in enumerate(layers) if layer in delta.layers)
-        delta = replace(delta, layers=own)
+    held = stateful(spec)
+    own = tuple(
+        place for place, layer in enumerate(layers) if held is not None and layer in held.layers
+    )
+    delta = None if spec.delta is None else replace(spec.delta, layers=own)
+    conv = None if spec.short_conv is None else replace(spec.short_conv, layers=own)
     windows = tuple(spec.windows[layer] for layer in layers)
-    return replace(spec, windows=windows, num_layers=len(layers), delta=delta)
+    return replace(spec, windows=windows, num_layers=len(layers), delta=delta, short_conv=conv)
 
 
 def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
@@ -202,6 +211,8 @@ def decoder_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
             layer = _gemma4_layer_shapes(spec, spec.gemma4, index)
         elif spec.delta is not None:
             layer = _qwen3_5_layer_shapes(spec, spec.delta, is_state=kind == GATED_DELTA)
+        elif spec.short_conv is not None and kind == SHORT_CONV:
+            layer = _short_conv_shapes(spec, spec.short_conv)
         else:
             layer = _layer_shapes(spec) | (_muse_shapes(spec) if spec.muse is not None else {})
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
@@ -239,6 +250,20 @@ def _muse_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "post_feedforward_layernorm.weight": (spec.hidden_size,),
         "self_attn.gate_proj.weight": (spec.num_heads * spec.head_dim, spec.hidden_size),
     }
+
+
+def _short_conv_shapes(spec: DecoderSpec, conv: ShortConvSpec) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of one layer, name to shape."""
+    hidden = spec.hidden_size
+    kept = {n: s for n, s in _layer_shapes(spec).items() if not n.startswith("self_attn.")}
+    shapes: dict[str, tuple[int, ...]] = {
+        "conv.in_proj.weight": (3 * hidden, hidden),
+        "conv.conv.weight": (hidden, 1, conv.kernel_size),
+        "conv.out_proj.weight": (hidden, hidden),
+    }
+    if conv.has_bias:
+        shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()}
+    return kept | shapes
 
 
 def _qwen3_5_layer_shapes(

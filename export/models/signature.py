@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Literal
 
 from draftrt.errors import SpecError
-from draftrt.export.models.shapes import GATED_DELTA, channels, kinds_of_layers
+from draftrt.export.models.shapes import (
+    GATED_DELTA,
+    SHORT_CONV,
+    channels,
+    kinds_of_layers,
+    stateful,
+)
 from draftrt.signature import (
     COMMIT_ROWS,
     LARGEST_BLOCK,
@@ -22,13 +28,19 @@ from draftrt.spec import (
     DrafterSpec,
     GatedDeltaSpec,
     Precision,
+    ShortConvSpec,
     VocabMap,
 )
 
 ROWS, ASKED = "R", "S"
 MAX_ROWS = 256
-NUM_STATES = 6  # of a layer: see `state_tensors`
-BLOCK_ROWS = 64  # of a target with states: one block
+NUM_STATES = {GATED_DELTA: 6, SHORT_CONV: 2}  # of a layer: see `state_tensors`, `conv_tensors`
+BLOCK_ROWS = 64  # of a target with recurrent states: one block
+
+
+def most_rows(spec: DecoderSpec) -> int:
+    """Return the rows of a target's longest call."""
+    return MAX_ROWS if spec.delta is None else BLOCK_ROWS
 
 
 def target_signature(
@@ -70,11 +82,11 @@ def target_signature(
         outputs.append(
             TensorSpec(name="features", dtype="float32", shape=(1, ROWS, width), about=about)
         )
-    if spec.delta is not None:
+    if stateful(spec) is not None:
         about = "rows of the previous call that stand"
         inputs.append(TensorSpec(name=COMMIT_ROWS, dtype="int64", shape=(1,), about=about))
     past, present = _held(spec, precision, length)
-    longest = min(MAX_ROWS if spec.delta is None else BLOCK_ROWS, max_context)
+    longest = min(most_rows(spec), max_context)
     most = min(LARGEST_BLOCK, max_context)
     ranges = {
         ROWS: DimRange(min=1, opt=min(8, longest), max=longest),
@@ -186,14 +198,15 @@ def _held(
     present: list[TensorSpec] = []
     for layer, kind in enumerate(kinds_of_layers(spec)):
         groups, dim = spec.cache_shape(layer)
-        made = (
-            state_tensors(spec.delta, layer, precision)
-            if spec.delta is not None and kind == GATED_DELTA
-            else cache_tensors([(1, groups, length, dim)], precision, layer)
-        )
+        if spec.delta is not None and kind == GATED_DELTA:
+            made = state_tensors(spec.delta, layer, precision)
+        elif spec.short_conv is not None and kind == SHORT_CONV:
+            made = conv_tensors(spec.short_conv, spec.hidden_size, layer, precision)
+        else:
+            made = cache_tensors([(1, groups, length, dim)], precision, layer)
         past += made[0]
         present += made[1]
-    if spec.delta is not None:
+    if stateful(spec) is not None:
         place = TensorSpec(name=f"{PAST}carried_from", dtype="int64", shape=(1,))
         past.append(place)
         present.append(replace(place, name=f"{PRESENT}carried_from", becomes=place.name))
@@ -233,11 +246,34 @@ def state_tensors(
             ("decays", "float32", (groups, times, rows), "logarithms of their decays"),
         )
     ]
-    present = [
+    return past, _after(past)
+
+
+def conv_tensors(
+    conv: ShortConvSpec, hidden_size: int, layer: int, precision: Precision
+) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Return the same of one layer with nothing but a convolution."""
+    past = [
+        TensorSpec(
+            name=f"past_{name}_{layer}",
+            dtype=precision.dtype,
+            shape=(rows, hidden_size),
+            about=about,
+        )
+        for name, rows, about in (
+            ("window", conv.kernel_size - 1, "convolution inputs before the rows carried"),
+            ("inputs", conv.carried_rows, "convolution inputs of the rows carried"),
+        )
+    ]
+    return past, _after(past)
+
+
+def _after(past: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return states as they are after a call."""
+    return [
         replace(one, name=one.name.replace("past", "present", 1), becomes=one.name, about="")
         for one in past
     ]
-    return past, present
 
 
 def _inputs(spec: DrafterSpec) -> list[TensorSpec]:

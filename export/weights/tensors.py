@@ -21,7 +21,13 @@ from draftrt.export.checkpoint.names import beside_text
 from draftrt.export.checkpoint.safetensors import read_tensors
 from draftrt.export.checkpoint.tensors import ComputedRef, GraphTensor, TensorRef
 from draftrt.export.models.shapes import PREFIX as ROPE
-from draftrt.export.models.shapes import decoder_shapes, rope_of, table_shapes, tensor_shapes
+from draftrt.export.models.shapes import (
+    decoder_shapes,
+    rope_of,
+    stateful,
+    table_shapes,
+    tensor_shapes,
+)
 from draftrt.quantization import (
     HEAD,
     TABLES,
@@ -40,6 +46,17 @@ if TYPE_CHECKING:
 
 TABLE, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PREFIX = "model."
+LFM2_NAMES = (  # part of a name: LFM2's, and a plain decoder's
+    ("model.embedding_norm.", "model.norm."),
+    (".operator_norm.", ".input_layernorm."),
+    (".ffn_norm.", ".post_attention_layernorm."),
+    (".feed_forward.w1.", ".mlp.gate_proj."),
+    (".feed_forward.w3.", ".mlp.up_proj."),
+    (".feed_forward.w2.", ".mlp.down_proj."),
+    (".self_attn.out_proj.", ".self_attn.o_proj."),
+    (".q_layernorm.", ".q_norm."),
+    (".k_layernorm.", ".k_norm."),
+)
 SMALL_HEADS = (
     "confidence_head.",
     "markov_head.gate_proj.",
@@ -56,6 +73,7 @@ ALWAYS_FP32 = (
     "linear_attn.A_log",
     "linear_attn.dt_bias",
     "linear_attn.conv1d.weight",
+    "conv.conv.weight",
     "linear_attn.in_proj_a.weight",
     "linear_attn.in_proj_b.weight",
 )
@@ -131,7 +149,9 @@ def _in_words_of_the_graph(
 
     A checkpoint that also sees or hears keeps the rest beside its text model.
     """
-    facts = spec.gemma4 or spec.muse or spec.delta
+    if spec.short_conv is not None:
+        refs = {_of_lfm2(name): ref for name, ref in refs.items()}
+    facts = spec.gemma4 or spec.muse or stateful(spec)
     if facts is None or (facts.tensor_prefix == PREFIX and spec.delta is None):
         return refs
     prefix = facts.tensor_prefix
@@ -143,6 +163,13 @@ def _in_words_of_the_graph(
     beside = beside_text(refs)
     rest = {name: ref for name, ref in refs.items() if not name.startswith(prefix)}
     return text | {name: ref for name, ref in rest.items() if name not in beside}
+
+
+def _of_lfm2(name: str) -> str:
+    """Return the plain decoder's name of one of LFM2's tensors."""
+    for own, plain in LFM2_NAMES:
+        name = name.replace(own, plain)
+    return name
 
 
 def _problems(

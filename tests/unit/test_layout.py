@@ -96,7 +96,13 @@ LOADS_TORCH = {
         "target",
     },
     "export/graph": {"files", "float32"},
-    "export/models/architectures": {"carried", "gated_delta", "muse_glimmer", "qwen3_5"},
+    "export/models/architectures": {
+        "carried",
+        "gated_delta",
+        "muse_glimmer",
+        "short_conv",
+        "qwen3_5",
+    },
     "export/models": {
         "attention",
         "decoder",
