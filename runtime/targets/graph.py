@@ -1,7 +1,9 @@
 """A target as an exported graph: the port of `draftrt.runtime.targets.base` over a graph session.
 
-Rolling back is a length; rows behind it are overwritten by the next call. Knows neither which
-backend runs the graph nor what a drafter is.
+Rolling back is a length; rows behind it are overwritten by the next call. A graph with states (of
+linear attention or convolutions) is told with each call how many rows of the last one stand. What
+it cannot take back any more, because later rows are in its states, is computed anew from the
+tokens. Knows neither which backend runs the graph nor what a drafter is.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from numpy.typing import NDArray
 from draftrt.errors import BackendError, BundleError, FeedError
 from draftrt.runtime.backends.base import Arrays, GraphSession
 from draftrt.runtime.targets.base import TargetRows
+from draftrt.runtime.targets.last_call import LastCall
 from draftrt.signature import (
+    COMMIT_ROWS,
     CONTEXT_LENGTH,
     FEATURES,
     INPUT_IDS,
@@ -64,6 +68,8 @@ class GraphTarget:
         self._least_rows = min(least_rows, self._max_asked)
         self.max_context = max_context - (self._least_rows - 1)
         self.length = self.generation = 0
+        has_states = any(tensor.name == COMMIT_ROWS for tensor in session.signature.inputs)
+        self._last_call = LastCall(session.signature) if has_states else None
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -73,6 +79,7 @@ class GraphTarget:
 
     def prefill(self, token_ids: NDArray[np.int64], *, want_logits: bool = False) -> TargetRows:
         """Append a prompt, in pieces of the graph's most rows; see `Target.prefill`."""
+        self._recover()
         *first, last = self._pieces(token_ids, self._max_rows)
         pieces = [
             self._run(piece, np.array([len(piece) - 1], np.int64), want_logits=want_logits)
@@ -89,6 +96,7 @@ class GraphTarget:
 
         More than the graph answers for at once come in pieces.
         """
+        self._recover()
         pieces = [
             self._run(piece, np.arange(len(piece), dtype=np.int64), want_logits=want_logits)
             for piece in self._pieces(token_ids, self._max_asked)
@@ -101,7 +109,11 @@ class GraphTarget:
         )
 
     def rollback(self, length: int) -> None:
-        """Forget every cached token from position ``length`` on; 0 starts a new sequence."""
+        """Forget every cached token from position ``length`` on; 0 starts a new sequence.
+
+        With states, a length before the rows that the last call left open makes the next call
+        compute the tokens up to there once more.
+        """
         self.length = min(self.length, length)
         if length == 0:
             self.generation = 0
@@ -109,6 +121,8 @@ class GraphTarget:
     def skip_to(self, length: int) -> None:
         """Count the rows up to ``length`` as cached, whatever they hold: to measure times only."""
         self.length, self.generation = length, 0
+        if self._last_call is not None:
+            self._last_call.skip_to(length)
 
     def close(self) -> None:
         """Free the graph; calling it twice is harmless."""
@@ -127,21 +141,33 @@ class GraphTarget:
             )
         return [token_ids[start : start + most] for start in range(0, count, most)]
 
+    def _recover(self) -> None:
+        """Compute the cached tokens anew where the states hold rows that were rolled back."""
+        if self._last_call is None or self._last_call.can_commit(self.length):
+            return
+        token_ids = self._last_call.token_ids(self.length)
+        self.length = 0
+        for piece in self._pieces(token_ids, self._max_rows):
+            self._run(piece, np.array([len(piece) - 1], np.int64), want_logits=False)
+
     def _run(
         self, token_ids: NDArray[np.int64], logit_rows: NDArray[np.int64], *, want_logits: bool
     ) -> TargetRows:
         """Feed tokens [T]; the answer's tokens and logits are those behind ``logit_rows`` [S]."""
         count, asked = len(token_ids), len(logit_rows)
         fed = _padded(np.asarray(token_ids, np.int64), self._least_rows)
+        feeds = {
+            INPUT_IDS: fed[None],
+            CONTEXT_LENGTH: np.array([self.length], np.int64),
+            LOGIT_ROWS: _padded(logit_rows, self._least_rows),
+        }
+        if self._last_call is not None:
+            feeds[COMMIT_ROWS] = np.array([self._last_call.begin(self.length)], np.int64)
         out: dict[str, NDArray[Any]] = self._session.run(
-            {
-                INPUT_IDS: fed[None],
-                CONTEXT_LENGTH: np.array([self.length], np.int64),
-                LOGIT_ROWS: _padded(logit_rows, self._least_rows),
-            },
-            rows=self.length + len(fed),
-            unwanted=() if want_logits else (LOGITS,),
+            feeds, rows=self.length + len(fed), unwanted=() if want_logits else (LOGITS,)
         )
+        if self._last_call is not None:
+            self._last_call.end(self.length, token_ids, len(fed))
         self._check_finite(out)
         self.length += count  # rows of repeated tokens are overwritten by the next call
         empty = np.zeros((1, count, 0), np.float32)
