@@ -1,0 +1,58 @@
+"""The hybrid pair that ships: a target of linear attention decodes with its drafter, losslessly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import draftrt
+from draftrt.cli import group
+from draftrt.runtime.decoding.options import DecodeOptions
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+TESTS = Path(__file__).resolve().parent.parent
+DRAFT, TARGET = TESTS / "assets" / "tiny-hybrid-dflash", TESTS / "assets" / "tiny-hybrid"
+EXPECTED = TESTS / "golden-targets" / "tiny-hybrid" / "expected-dflash.json"
+
+
+def call(*words: object) -> str:
+    done = CliRunner().invoke(group, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrid") / "bundle"
+    call("export", DRAFT, "--target", TARGET, "-o", folder, "--precision", "fp32")
+    return folder
+
+
+def test_zlabs_loop_over_whole_texts_has_the_same_ids_and_rounds() -> None:
+    words = ("--draft", DRAFT, "--target", TARGET, EXPECTED, "--json")
+    rows = json.loads(call("validate", "trajectories", *words))["rows"]
+    assert [one["row"] for one in rows] == [0, 1, 2, 3]
+    assert all(one["same"] and one["tokens"] == 96 for one in rows)
+    assert all(one["rounds"] - one["compared_rounds"] <= 6 for one in rows)
+    assert sum(one["accepted"] for one in rows) > 200
+
+
+def test_turns_of_a_chat_equal_plain_decoding_and_the_publishers_ids(bundle: Path) -> None:
+    told = json.loads(EXPECTED.read_text())[0]
+    options = {
+        count: DecodeOptions(max_tokens=count, stop_ids=frozenset()) for count in (96, 30)
+    }
+    with draftrt.load(bundle) as pair:
+        first = pair.generate(told["prompt_ids"], options[96])
+        assert list(first.token_ids) == told["output_ids"]
+        longer = [*told["prompt_ids"], *first.token_ids[:40]]
+        drafted = pair.generate(longer, options[30])
+        plain = pair.generate(longer, options[30], speculate=False)
+    assert first.stats.num_rounds < 30
+    assert drafted.token_ids == plain.token_ids
