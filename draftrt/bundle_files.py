@@ -247,7 +247,7 @@ class _Hashing:
 
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0
-        self._is_shown = total > SHOWN_BYTES and sys.stderr.isatty()
+        self._is_shown = total > SHOWN_BYTES and sys.stderr is not None and sys.stderr.isatty()
 
     def add(self, name: str, count: int) -> None:
         """Count bytes and show them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from draftrt.cli_options import InputPath, json_option
 from draftrt.failure_cli import Ending, interrupted
 from draftrt.lifecycle import ending_in_order
 
+LAST_STREAM = 2  # standard error
 COMMANDS = {
     "export": ("draftrt.export.cli", "export", "Trace a drafter (and target) into a bundle."),
     "inspect": (
@@ -129,6 +131,18 @@ def verify(bundle: Path, is_json: bool) -> None:
             )
 
 
+def _take_closed_streams() -> None:
+    """Put the null device where a standard stream is closed (``2>&-``).
+
+    Else the next file that is opened takes its number, and what libraries say goes into it.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= LAST_STREAM:
+        os.set_inheritable(number, True)
+    os.close(number)
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+
 def main() -> None:
     """Run the command line.
 
@@ -137,6 +151,7 @@ def main() -> None:
     figures): here it comes seldom, and at the end not at all.
     """
     gc.set_threshold(100_000, 20, 100)
+    _take_closed_streams()
     try:
         with ending_in_order():
             group()

@@ -48,3 +48,20 @@ def test_a_refused_checkpoint_loads_no_pytorch(tmp_path: Path, command: str) -> 
     done = run(REFUSED, command, *words, *(["-o", str(tmp_path / "b")] * (command == "export")))
     assert done.stdout.strip() == "loaded [] exit 1", done.stderr
     assert "no *.safetensors" in done.stderr
+
+
+def test_a_closed_standard_error_changes_no_outcome(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    code = f"import os; os.close(2); fd = os.open({str(held)!r}, os.O_CREAT); print(fd)"
+    assert run(code).stdout.strip() == "2", "a closed stream's number goes to the next file"
+    command = (
+        "import os, sys\n"
+        "from draftrt import cli\n"
+        "cli._take_closed_streams()\n"
+        f"fd = os.open({str(held)!r}, os.O_RDONLY)\n"
+        "print(fd > 2, sys.stderr.isatty())\n"
+    )
+    shell = 'exec "$0" -c "$1" 2>&-'
+    words = ["sh", "-c", shell, sys.executable, command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "True False")
