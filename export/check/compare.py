@@ -20,7 +20,7 @@ from draftrt.compare.arrays import compare_ids, compare_values
 from draftrt.compare.ties import CHOSEN_FROM, candidates_differ, draft_ids_differ, next_ids_differ
 from draftrt.errors import ExportError
 from draftrt.export.weights.overflow import is_finite, overflow_in
-from draftrt.onnx_session import open_session
+from draftrt.onnx_session import load_onnxruntime, open_session
 from draftrt.signature import CONFIDENCE, DRAFT_IDS, NEXT_IDS, PAST, PRESENT
 from draftrt.spec import Precision
 from draftrt.tolerances import EXACT, limit_of
@@ -130,8 +130,7 @@ def open_bare(path: Path, weights: Path | None = None) -> Any:
         path: ONNX file.
         weights: folder of its external data; None for that of the file.
     """
-    from onnxruntime import ExecutionOrder, GraphOptimizationLevel
-
+    runtime = load_onnxruntime()
     return open_session(
         path,
         weights,
@@ -140,9 +139,9 @@ def open_bare(path: Path, weights: Path | None = None) -> Any:
         # An arena keeps what it once grew to: every weight widened, one after the other.
         enable_cpu_mem_arena=False,
         enable_mem_pattern=False,
-        execution_order=ExecutionOrder.PRIORITY_BASED,  # widen a weight when it is needed
+        execution_order=runtime.ExecutionOrder.PRIORITY_BASED,  # widen a weight when it is needed
         # Folding would keep a float32 copy of every 16-bit weight: the CPU has no such products.
-        graph_optimization_level=GraphOptimizationLevel.ORT_DISABLE_ALL,
+        graph_optimization_level=runtime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     )
 
 

@@ -307,7 +307,9 @@ def test_a_target_is_checked_by_samples_and_its_features_by_their_places(folder:
     assert f"features are the results of layers {list(taps)}" in lines[1]
     assert lines[2].startswith("layer 0 stands for 5 more")
     assert [line.split()[1] for line in lines[3:]] == ["0", "5"]
-    choice = r"at context 0 with \d tokens: next_ids\[\d\] is \d+, expected \d+, which has the"
+    choice = (
+        r"at context length 0 with \d new rows: next_ids\[\d\] is \d+, expected \d+, which has the"
+    )
     for checked, change, says in (
         (check, features, "features are made of"),
         (check, target_layer, "layer 4 is not layer 0 over weights of its own: Mul layers.4."),

@@ -227,7 +227,7 @@ def test_whatever_is_lost_or_changed_is_read_or_refused_in_words(folder: Path) -
 def test_a_file_in_the_place_of_a_bundle_is_told(folder: Path) -> None:
     done = CliRunner().invoke(group, ["inspect", str(folder / "manifest.json")])
     assert done.exit_code == 1
-    with pytest.raises(BundleError, match=r"no manifest\.json there"):
+    with pytest.raises(BundleError, match=r"got a file, expected a folder"):
         read_manifest(folder / "manifest.json")
     (folder / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(BundleError, match="cannot be read as JSON"):

@@ -74,7 +74,7 @@ def test_random_rounds_cuts_and_rewinds_answer_as_the_whole_text_does(
         check_rows(target.prefill(ids[:start], want_logits=True), recorded, start - 1)
         while target.length < 126:
             before = target.length
-            count = int(min(random.integers(1, 17), 127 - before))
+            count = min(int(random.integers(1, 17)), 127 - before)
             drafts = ids[before : before + count].copy()
             right = int(random.integers(1, count + 1))  # the anchor always stands
             drafts[right:] = random.integers(0, 200, count - right)
