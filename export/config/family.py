@@ -127,8 +127,11 @@ def _family(
     the drafts.
     """
     claims: dict[str, Family] = {}
-    if architecture in ARCHITECTURES:
-        claims["architectures"] = ARCHITECTURES[architecture][0]
+    names = facts.raw("architectures")
+    for name in names if isinstance(names, list) else []:
+        if isinstance(name, str) and name in ARCHITECTURES:
+            place = "architectures" if name == architecture else f"architectures, {name}"
+            claims[place] = ARCHITECTURES[name][0]
     for path in LABELS:
         value = facts.raw(path)
         is_head = is_speculators and path == "projector_type" and value == "dflash"
