@@ -17,6 +17,8 @@ from draftrt.files import write_atomically
 from draftrt.quantization import Part, Scheme, parse_quantization
 from draftrt.spec import Family, Precision
 
+TARGET_ARRAYS = ("logits", "features")  # of a target's recorded answers
+
 
 class InputPath(click.Path):
     """A path at which something can be; what reads it says what has to be there."""
@@ -151,6 +153,39 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"got {number}, expected a finite number", param, ctx)
         return number
+
+
+def parse_limits(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, float]:
+    """Return limits given as ``logits=1e-4``, each once, or fail as wrong usage."""
+    limits: dict[str, float] = {}
+    for value in values:
+        name, sign, number = value.partition("=")
+        if not sign or name not in TARGET_ARRAYS or name in limits:
+            expected = " or ".join(f"{one}=NUMBER" for one in TARGET_ARRAYS)
+            raise click.BadParameter(
+                f"got {value!r:.60}, expected {expected}, each once", ctx, param
+            )
+        limits[name] = FiniteRange(0).convert(number, param, ctx)
+    return limits
+
+
+def parse_layers(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """Return layers given as ``1,3,6``, or fail as wrong usage."""
+    if value is None:
+        return None
+    try:
+        layers = tuple(int(one) for one in value.split(","))
+    except ValueError:
+        layers = ()
+    if not layers or min(layers) < -1 or len(set(layers)) < len(layers):
+        raise click.BadParameter(
+            f"got {value!r:.60}, expected different whole numbers from -1 on, as 1,3,6", ctx, param
+        )
+    return layers
 
 
 def parse_option(

@@ -259,6 +259,58 @@ def golden_limit(name: str, stated: float | None) -> Limit:
     return Limit(atol=atol, reason=reason)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetLimits:
+    """What the answers of a target may differ by from recorded ones, in float32.
+
+    Attributes:
+        logits: absolute difference of a logit.
+        features: absolute difference of a feature.
+        margin: the largest logit must be the recorded one where it leads the second by more.
+    """
+
+    logits: float
+    features: float
+    margin: float
+
+
+TARGET_LOGITS, TARGET_FEATURES, TARGET_MARGIN = 2e-4, 2e-3, 1e-3
+LEAST_STATED_FEATURES = 5e-4
+TIMES_STATED = 10  # what correct float32 paths differ by among themselves, times this
+
+
+def target_limits(
+    stated: tuple[float, float] | None,
+    *,
+    logits: float | None = None,
+    features: float | None = None,
+    margin: float | None = None,
+) -> TargetLimits:
+    """Return the limits of a target case.
+
+    Args:
+        stated: largest difference, of logits and of features, that the record states of another
+            float32 path of its own maker; None where it states none.
+        logits: wished, in place of what follows from the record.
+        features: the same.
+        margin: the same; by default twice that of the logits, since two logits can move.
+    """
+    if logits is None:
+        logits = TARGET_LOGITS if stated is None else max(TARGET_LOGITS, _times(stated[0]))
+    if features is None:
+        features = TARGET_FEATURES
+        if stated is not None:
+            features = max(LEAST_STATED_FEATURES, _times(stated[1]))
+    if margin is None:
+        margin = max(TARGET_MARGIN, 2 * logits)
+    return TargetLimits(logits=logits, features=features, margin=margin)
+
+
+def _times(stated: float) -> float:
+    """Return ten times a difference, to one digit."""
+    return float(f"{TIMES_STATED * stated:.0e}")
+
+
 BEGIN, END = "<!-- limits -->\n", "<!-- /limits -->"
 HEAD = ("backend", "precision", "output", "limit", "why")
 

@@ -103,6 +103,55 @@ def compare_ids(output: str, want: NDArray[Any], got: NDArray[Any] | None, limit
     )
 
 
+def compare_choices(
+    want: NDArray[np.int64], lead: NDArray[Any], got: NDArray[np.int64], margin: float
+) -> Finding:
+    """Compare the most probable ids of rows; where the lead is within the margin any may be it."""
+    counts = lead > margin
+    if want.shape != got.shape:
+        wrong = f"got {got.size} ids, expected {want.size}"
+        return Finding(output="argmax", is_same=False, worst=float("inf"), problem=wrong)
+    differs = np.flatnonzero((want != got) & counts)
+    problem = ""
+    if differs.size:
+        row = int(differs[0])
+        problem = (
+            f"row {row} got {got[row]}, expected {want[row]}, which leads by {lead[row]:.1e}; "
+            f"{differs.size} of {int(counts.sum())} rows differ"
+        )
+    return Finding(
+        output="argmax",
+        is_same=not differs.size,
+        num_equal=int(counts.sum()) - int(differs.size),
+        num_compared=int(counts.sum()),
+        problem=problem,
+    )
+
+
+def compare_top(
+    output: str,
+    ids: NDArray[np.int64],
+    want: NDArray[Any],
+    logits: NDArray[Any] | None,
+    limit: Limit,
+) -> Finding:
+    """Compare the largest logits of rows: those at the recorded ids, and those largest now.
+
+    Args:
+        output: name of the output.
+        ids: [T, k] where they were.
+        want: [T, k] what they were, largest first.
+        logits: [T, V] now.
+        limit: what they may differ by.
+    """
+    if logits is None or ids.max() >= logits.shape[-1] or ids.min() < 0:
+        return compare_values(output, want, None, limit)
+    there = np.take_along_axis(logits, ids, axis=-1)
+    largest = -np.sort(-logits, axis=-1)[:, : ids.shape[1]]
+    both = np.concatenate((there, largest), axis=-1)
+    return compare_values(output, np.concatenate((want, want), axis=-1), both, limit)
+
+
 def worst_of(findings: Mapping[str, Finding]) -> list[tuple[str, Finding]]:
     """Return the findings that are differences, largest excess over the limit first."""
     failed = [(name, one) for name, one in findings.items() if not one]

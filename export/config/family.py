@@ -118,6 +118,22 @@ LABELS = (
 OPTION = "--family"
 
 
+def _named(facts: Facts, architecture: str) -> dict[str, Family]:
+    """Return the families of all known names among the architectures, by their place."""
+    names = facts.raw("architectures")
+    known = [
+        name
+        for name in (names if isinstance(names, list) else [])
+        if isinstance(name, str) and name in ARCHITECTURES
+    ]
+    return {
+        "architectures" if name == architecture else f"architectures, {name}": ARCHITECTURES[name][
+            0
+        ]
+        for name in known
+    }
+
+
 def _family(
     facts: Facts, architecture: str, stated: Family | None, *, is_speculators: bool
 ) -> Family | None:
@@ -126,12 +142,7 @@ def _family(
     speculators writes the projector "dflash" into configs of every family: no other head corrects
     the drafts.
     """
-    claims: dict[str, Family] = {}
-    names = facts.raw("architectures")
-    for name in names if isinstance(names, list) else []:
-        if isinstance(name, str) and name in ARCHITECTURES:
-            place = "architectures" if name == architecture else f"architectures, {name}"
-            claims[place] = ARCHITECTURES[name][0]
+    claims = _named(facts, architecture)
     for path in LABELS:
         value = facts.raw(path)
         is_head = is_speculators and path == "projector_type" and value == "dflash"

@@ -130,11 +130,12 @@ def read_case(folder: Path, draft: Path | None = None) -> GoldenCase:
     if missing:
         raise RecordError(
             f"{folder}: no golden case there, missing {', '.join(missing)}",
-            hint="a case is a folder with case.json, expected.npz and draft/",
+            hint="a case is a folder with case.json, expected.npz and draft/; one of a target has "
+            "prefill.npz, or rounds.json and rounds.npz",
         )
     place = _checkpoint(folder, draft)
     check_hashes(folder, place, checkpoint)
-    arrays = _read_arrays(folder / ARRAYS_FILE)
+    arrays = read_arrays(folder / ARRAYS_FILE)
     problems: list[str] = []
     tables = {name: _table(name, arrays.pop(name), problems) for name in TABLES if name in arrays}
     rounds = _rounds(arrays, problems)
@@ -215,7 +216,12 @@ def _is_good(value: Any, kind: type) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Read a file of plain arrays.
+
+    Raises:
+        RecordError: it is missing, or no npz file of plain arrays.
+    """
     try:
         check_file(path, RecordError)
         # opened here, because np.load leaves a broken file open

@@ -18,19 +18,34 @@ from draftrt.cli_options import (
     check_places,
     family_option,
     json_option,
+    parse_layers,
+    parse_limits,
     rounds_option,
     stated_family,
 )
 from draftrt.export.options import MOST_CONTEXT
 
 MOST_TOKENS = 1 << 14  # the drafter in PyTorch has caches for all of them
+NUM_SPLITS = 8
+MOST_PROMPTS = 16  # of a target's case
 FOLDER = InputPath()
 
 
 @click.command()
-@click.argument("draft", type=FOLDER)
+@click.argument("draft", required=False, type=FOLDER)
 @click.option("--target", required=True, type=FOLDER, help="Target checkpoint.")
 @click.option("-o", "--out", required=True, type=OutputFolder(), help="Folder of the case to make.")
+@click.option(
+    "--prompts",
+    type=FOLDER,
+    help=f"Without DRAFT: file with a prompt a line, of which {MOST_PROMPTS} are taken.",
+)
+@click.option(
+    "--taps",
+    metavar="LAYERS",
+    callback=parse_layers,
+    help="Without DRAFT: layers whose outputs are recorded, as 1,3,6; -1 is the embedding.",
+)
 @click.option(
     "--prompt",
     help="Text that the target decodes, in transformers: features and anchors are its own.  "
@@ -42,7 +57,7 @@ FOLDER = InputPath()
     type=click.IntRange(1, MOST_ROUNDS),
     default=4,
     show_default=True,
-    help="Rounds of the one sequence.",
+    help="Rounds of the one sequence; without DRAFT of each prompt.",
 )
 @click.option(
     "--weights",
@@ -54,9 +69,11 @@ FOLDER = InputPath()
 )
 @click.option("--about", default="", help="What the case is for, in words.")
 def record(
-    draft: Path,
+    draft: Path | None,
     target: Path,
     out: Path,
+    prompts: Path | None,
+    taps: tuple[int, ...] | None,
     prompt: str | None,
     num_rounds: int,
     weights: str,
@@ -64,12 +81,36 @@ def record(
 ) -> None:
     """Write a golden case from DRAFT, computed by its PyTorch module (docs/records.md).
 
-    `draftrt validate golden` and `draftrt validate matrix` check it on any machine.
+    `draftrt validate golden` and `draftrt validate matrix` check it on any machine. Without DRAFT
+    the case is one of the target, computed by transformers from each whole text: what it says
+    about --prompts, and about rounds behind them; `draftrt validate golden` checks it.
     """
+    from draftrt.runtime.prompts import read_texts
     from draftrt.validate.records.record import RecordOptions, record_case
+    from draftrt.validate.records.target_record import TargetRecordOptions, record_target_case
 
-    options = RecordOptions(prompt=prompt, num_rounds=num_rounds, weights=weights, about=about)
-    record_case(draft, target, out, options, lambda line: click.echo(line, err=True))
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    if draft is not None:
+        if prompts is not None or taps is not None:
+            raise click.UsageError("--prompts and --taps are for a target's case, without DRAFT")
+        options = RecordOptions(prompt=prompt, num_rounds=num_rounds, weights=weights, about=about)
+        record_case(draft, target, out, options, say)
+        return
+    if prompt is not None or prompts is None or taps is None:
+        raise click.UsageError(
+            "got no DRAFT, so a case of the target is written: expected --prompts FILE and --taps, "
+            "and no --prompt"
+        )
+    wanted = TargetRecordOptions(
+        prompts=read_texts(prompts, MOST_PROMPTS),
+        taps=taps,
+        num_rounds=num_rounds,
+        weights=weights,
+        about=about,
+    )
+    record_target_case(target, out, wanted, say)
 
 
 @click.command("record-trajectories")
@@ -216,7 +257,31 @@ def matrix(
 )
 @click.option("--draft", type=FOLDER, help="Checkpoint of a case that holds only its hashes.")
 @click.option(
-    "--target", type=FOLDER, help="Target of a case that holds only hashes of its tables."
+    "--target",
+    type=FOLDER,
+    help="Target of a case that holds only hashes of its tables; checkpoint of a target case that "
+    "does not hold it.",
+)
+@click.option(
+    "--atol",
+    "atols",
+    multiple=True,
+    callback=parse_limits,
+    metavar="NAME=NUMBER",
+    help="Target cases: largest difference of logits or features; repeat.  [default: logits=2e-4, "
+    "features=2e-3, or ten times what the record states of its own float32]",
+)
+@click.option(
+    "--margin",
+    type=FiniteRange(0),
+    help="Target cases: where the largest logit leads by more, it must be the recorded one.  "
+    "[default: 1e-3, or twice the logits' limit]",
+)
+@click.option(
+    "--splits",
+    type=click.IntRange(0, 10_000),
+    help="Target cases: random ways to cut each prompt into calls, beside the fixed ones.  "
+    f"[default: {NUM_SPLITS}]",
 )
 @click.option(
     "--as-run",
@@ -230,31 +295,55 @@ def golden(
     precision: str,
     draft: Path | None,
     target: Path | None,
+    atols: dict[str, float],
+    margin: float | None,
+    splits: int | None,
     as_run: bool,
     is_json: bool,
 ) -> None:
-    """Check drafters, and quantised targets, against what a trusted implementation computed.
+    """Check drafters or targets against what a trusted implementation computed (docs/records.md).
 
-    docs/records.md has the format.
+    A CASE_DIR with prefill.npz or rounds.json is a target case: its target is exported, fed every
+    prompt whole, token by token and in other splits, and verifies and rolls back the rounds.
     """
     from draftrt.spec import Precision
+    from draftrt.validate.records import report as told
     from draftrt.validate.records.golden import PYTORCH, check_cases
     from draftrt.validate.records.quantized import AS_RUN
-    from draftrt.validate.records.report import golden_failure, golden_json, golden_text
+    from draftrt.validate.records.target_cases import is_target_case
+    from draftrt.validate.records.target_golden import TargetOptions, check_target_cases
 
+    targets = [case for case in cases if is_target_case(case)]
+    drafters = [case for case in cases if case not in targets or (case / "case.json").exists()]
+    if not targets and (atols or margin is not None or splits is not None):
+        raise click.UsageError("--atol, --margin and --splits are for target cases, none is given")
+    if targets and backend == PYTORCH:
+        raise click.UsageError(f"--backend {PYTORCH}: got {targets[0]}, expected drafter cases")
     backends = (ONNXRUNTIME, PYTORCH) if backend == "ort" else (PYTORCH,)
     backends = (*backends, AS_RUN) if as_run else backends
-    reports = []
+    options = TargetOptions(
+        splits=NUM_SPLITS if splits is None else splits,
+        margin=margin,
+        logits=atols.get("logits"),
+        features=atols.get("features"),
+    )
+    of_drafters, of_targets = [], []
     for one in check_cases(
-        cases, backends=backends, precision=Precision(precision), draft=draft, target=target
+        drafters, backends=backends, precision=Precision(precision), draft=draft, target=target
     ):
         click.echo(f"{one.name}: {one.verdict}", err=True)
-        reports.append(one)
+        of_drafters.append(one)
+    for other in check_target_cases(targets, options, target):
+        click.echo(f"{other.name}: {other.verdict}", err=True)
+        of_targets.append(other)
     if is_json:
-        click.echo(json.dumps(golden_json(reports), indent=1))
+        content = told.golden_json(of_drafters)
+        content["cases"] += told.target_json(of_targets)
+        click.echo(json.dumps(content, indent=1))
     else:
-        click.echo("\n".join(golden_text(reports, backends)))
-    if (error := golden_failure(reports)) is not None:
+        lines = told.golden_text(of_drafters, backends) if of_drafters else []
+        click.echo("\n".join([*lines, *(told.target_text(of_targets) if of_targets else [])]))
+    if (error := told.golden_failure([*of_drafters, *of_targets])) is not None:
         raise error
 
 

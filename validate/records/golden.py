@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.backends import ONNXRUNTIME
-from draftrt.compare.arrays import Finding, compare_ids, compare_values
+from draftrt.compare.arrays import Finding, compare_ids, compare_top, compare_values
 from draftrt.compare.measures import Judge, Measure
 from draftrt.errors import DraftrtError, SpecError
 from draftrt.signature import ANCHOR, CONTEXT_LENGTH, TARGET_HIDDEN
@@ -313,14 +313,8 @@ def _compared(one: CaseRound) -> dict[str, NDArray[Any]]:
 
 
 def _judge_top(one: CaseRound, logits: NDArray[Any] | None, limit: Limit) -> Finding:
-    """Compare the largest logits: those at the recorded ids, and those that are largest now."""
     ids, want = one.expected["top_ids"], one.expected["top_logits"]
-    if logits is None or ids.max() >= logits.shape[-1] or ids.min() < 0:
-        return compare_values("top_logits", want, None, limit)
-    there = np.take_along_axis(logits[0], ids, axis=-1)
-    largest = -np.sort(-logits[0], axis=-1)[:, : ids.shape[1]]
-    both = np.concatenate((there, largest), axis=-1)
-    return compare_values("top_logits", np.concatenate((want, want), axis=-1), both, limit)
+    return compare_top("top_logits", ids, want, None if logits is None else logits[0], limit)
 
 
 def compare_rounded(

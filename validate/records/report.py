@@ -17,6 +17,7 @@ from draftrt.validate.records.cases import ID_ARRAYS
 from draftrt.validate.records.files import RecordError
 from draftrt.validate.records.golden import CaseReport
 from draftrt.validate.records.matrix import IN_BF16, MatrixRow
+from draftrt.validate.records.target_golden import TargetCaseReport
 
 
 def golden_text(reports: Sequence[CaseReport], backends: Sequence[str]) -> list[str]:
@@ -35,7 +36,72 @@ def golden_json(reports: Sequence[CaseReport]) -> dict[str, Any]:
     return {"cases": [_case_json(one) for one in reports]}
 
 
-def golden_failure(reports: Sequence[CaseReport]) -> DraftrtError | None:
+TARGET_HEADING = [
+    "target case",
+    "prompts, ways",
+    "rounds",
+    "argmax",
+    "logits",
+    "features",
+    "verdict",
+]
+
+
+def target_text(reports: Sequence[TargetCaseReport]) -> list[str]:
+    """Return one table line a target case, then what is wrong with those not the same.
+
+    Values are the largest difference, behind it what is allowed.
+    """
+    rows = [TARGET_HEADING, *map(_target_cells, reports)]
+    return [*render(rows), *(line for one in reports for line in _target_details(one))]
+
+
+def target_json(reports: Sequence[TargetCaseReport]) -> list[dict[str, Any]]:
+    """Return the reports as JSON data, to stand beside those of drafter cases."""
+    return [
+        {
+            "case": one.name,
+            "kind": "target",
+            "verdict": one.verdict,
+            "prompts": one.num_prompts,
+            "rounds": one.num_rounds,
+            "ways": one.num_ways,
+            "atol": {"logits": one.limits.logits, "features": one.limits.features},
+            "margin": one.limits.margin,
+            "error": None if one.error is None else str(one.error),
+            "findings": {name: finding.to_json() for name, finding in one.findings.items()},
+        }
+        for one in reports
+    ]
+
+
+def _target_cells(one: TargetCaseReport) -> list[str]:
+    if one.error is not None:
+        return [one.name, *["-"] * 5, one.verdict]
+    found = {"argmax": [], "logits": [], "features": []}  # type: dict[str, list[Finding]]
+    for name, finding in one.findings.items():
+        found[name.rpartition(", ")[2].removeprefix("step_")].append(finding)
+    choices = found["argmax"]
+    equal, compared = (
+        sum(finding.num_equal for finding in choices),
+        sum(finding.num_compared for finding in choices),
+    )
+    worst = [
+        f"{max((finding.worst for finding in found[key]), default=0.0):.1e}, {allowed:.0e}"
+        for key, allowed in (("logits", one.limits.logits), ("features", one.limits.features))
+    ]
+    fed = f"{one.num_prompts}, {one.num_ways}"
+    return [one.name, fed, str(one.num_rounds), f"{equal} of {compared}", *worst, one.verdict]
+
+
+def _target_details(one: TargetCaseReport) -> list[str]:
+    if one.error is not None:
+        return [f"{one.name}: {one.error.message}"]
+    lines = [f"{name} {finding.problem}" for name, finding in worst_of(one.findings)]
+    return [f"{one.name}: {line}" for line in limited(lines, MAX_DETAILS)]
+
+
+def golden_failure(reports: Sequence[CaseReport | TargetCaseReport]) -> DraftrtError | None:
     """Return the error to end with: different goes before unchecked; None when all are the same."""
     different = [one.name for one in reports if one.verdict == "different"]
     if different:
