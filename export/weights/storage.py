@@ -19,7 +19,7 @@ from typing import BinaryIO
 from draftrt.errors import DraftrtError, ExportError
 from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.options import WeightMode
-from draftrt.export.weights.data_file import DataFile, converted, is_linkable, mapped, num_bytes
+from draftrt.export.weights.data_file import DataFile, converted, is_linkable, num_bytes
 from draftrt.export.weights.links import Links, Sources
 from draftrt.export.weights.tensors import QuantizedUse, is_quantised, quantised_bytes
 from draftrt.files import sha256_of
@@ -69,6 +69,7 @@ INLINE_BYTES = 1024
 ALIGNMENT = 4096
 OnTick = Callable[[Progress], None]
 HASHED_BYTES = 1 << 28  # of a linked file that is hashed whole unasked: a second
+HASH_PIECE = 1 << 22
 TICK_S = 0.1
 
 
@@ -206,9 +207,10 @@ class WeightFiles:
 
     def _hash(self, path: Path) -> str:
         digest = hashlib.sha256()
-        for piece in mapped(path, 0, path.stat().st_size):
-            self._go_on()
-            digest.update(piece)
+        with path.open("rb") as stream:  # mapped, one that gets shorter is a bus error
+            while piece := stream.read(HASH_PIECE):
+                self._go_on()
+                digest.update(piece)
         return digest.hexdigest()
 
     def _write(self, plan: _DataFile) -> FileEntry:
