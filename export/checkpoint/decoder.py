@@ -23,6 +23,7 @@ from draftrt.export.config.layers import FULL, SLIDING
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
 from draftrt.export.config.targets import lfm2, muse_glimmer, qwen3_5
+from draftrt.export.config.targets.shared import check_model_type
 from draftrt.spec import DecoderSpec
 
 
@@ -222,12 +223,7 @@ def _flavoured(facts: Facts, flavour: Flavour) -> dict[str, Any]:
         **_biases(facts, flavour),
     }
     facts.say("qk_norm", "architectures")
-    if facts.config.get("model_type") != flavour.model_type:
-        facts.error(
-            f"model_type: got {shown(facts.raw('model_type'))}, expected {flavour.model_type!r} "
-            "beside these architectures",
-            "transformers chooses its code by model_type, others by architectures; they disagree",
-        )
+    check_model_type(facts, "model_type", flavour.model_type)
     fields["windows"] = _windows(facts, flavour, fields["num_layers"])
     types = tuple(FULL if window is None else SLIDING for window in fields["windows"])
     fields["rope"] = read_rope(facts, "", fields["head_dim"], types, default_theta=flavour.theta)

@@ -15,6 +15,11 @@ from draftrt.export.config.keys import ACTIVATIONS
 from draftrt.export.config.layers import FULL, SLIDING, rounded
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
+from draftrt.export.config.targets.shared import (
+    read_attention_bias,
+    read_mlp_width,
+    read_sizes,
+)
 from draftrt.spec import Gemma4Spec
 
 WRAPPER = "ForConditionalGeneration"
@@ -38,27 +43,19 @@ def read_gemma4(facts: Facts, target: TargetCheckpoint) -> dict[str, Any]:
     is_wrapped = target.spec.architecture.endswith(WRAPPER)
     body = "text_config." if is_wrapped else ""
     _refuse(facts, body)
-    num_layers = facts.number("num_layers", [f"{body}num_hidden_layers"], low=1, high=4096)
-    types = _types(facts, body, num_layers)
+    sizes = read_sizes(facts, body)
+    types = _types(facts, body, sizes["num_layers"])
     window = facts.number("windows", [f"{body}sliding_window"], low=1)
-    heads = facts.number("num_heads", [f"{body}num_attention_heads"], low=1, high=1 << 14)
-    groups = facts.number("num_kv_heads", [f"{body}{HEADS}"], low=1, high=1 << 14)
     dim = facts.number("head_dim", [f"{body}{DIM}"], low=2, high=1 << 14, default=256, why="256")
-    hidden = facts.number("hidden_size", [f"{body}hidden_size"], low=2, high=1 << 24)
-    bias = facts.flag("qkv_bias", [f"{body}attention_bias"], default=False, why="default false")
-    facts.say("output_bias", facts.sources.get("qkv_bias", "attention_bias"))
     for name in ("mlp_bias", "qk_norm"):
         facts.say(name, "architectures")
+    hidden, groups = sizes["hidden_size"], sizes["num_kv_heads"]
     gemma4 = _gemma4(facts, body, target, types, hidden, groups, is_wrapped=is_wrapped)
     return {
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "num_kv_heads": groups,
+        **sizes,
+        **read_attention_bias(facts, body),
         "head_dim": dim,
-        "intermediate_size": facts.number(
-            "intermediate_size", [f"{body}intermediate_size"], low=1, high=1 << 24
-        ),
-        "num_layers": num_layers,
+        "intermediate_size": read_mlp_width(facts, body),
         "rms_norm_eps": facts.real(
             "rms_norm_eps", [f"{body}rms_norm_eps"], default=1e-6, why="default 1e-6"
         ),
@@ -69,8 +66,6 @@ def read_gemma4(facts: Facts, target: TargetCheckpoint) -> dict[str, Any]:
             default="gelu_pytorch_tanh",
             why="default gelu_pytorch_tanh",
         ),
-        "qkv_bias": bias,
-        "output_bias": bias,
         "mlp_bias": False,
         "qk_norm": True,
         "windows": tuple(window if kind == SLIDING else None for kind in types),

@@ -12,12 +12,18 @@ from draftrt.codec import shown
 from draftrt.export.config.layers import FULL
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
+from draftrt.export.config.targets.shared import (
+    CARRIED_ROWS,
+    check_model_type,
+    check_some_attend,
+    check_types,
+    read_sizes,
+)
 from draftrt.spec import ShortConvSpec
 
 ARCHITECTURES = ("Lfm2ForCausalLM",)
 MODEL_TYPE = "lfm2"
 CONV = "conv"
-CARRIED_ROWS = 32
 THETA = 1e6
 _SAYS_NOTHING = """
 model_type vocab_size unpadded_vocab_size eos_token_id tie_embedding tie_word_embeddings
@@ -44,23 +50,17 @@ def read_lfm2(facts: Facts, body: str, tensor_prefix: str) -> dict[str, Any]:
     Returns:
         Fields of `DecoderSpec`; findings stay in ``facts``.
     """
-    layers = facts.number("num_layers", [f"{body}num_hidden_layers"], low=1, high=4096)
-    hidden = facts.number("hidden_size", [f"{body}hidden_size"], low=2, high=1 << 24)
-    heads = facts.number("num_heads", [f"{body}num_attention_heads"], low=1, high=1 << 14)
+    sizes = read_sizes(facts, body)
+    layers, share = sizes["num_layers"], sizes["hidden_size"] // sizes["num_heads"]
     dim = facts.number(
-        "head_dim", [f"{body}head_dim"], low=2, high=1 << 14, default=hidden // heads, why="H / N"
+        "head_dim", [f"{body}head_dim"], low=2, high=1 << 14, default=share, why="H / N"
     )
     _check_fixed(facts, body)
     for name in ("qkv_bias", "output_bias", "mlp_bias", "qk_norm", "windows", "activation"):
         facts.say(name, "architectures")
     eps = facts.real("rms_norm_eps", [f"{body}norm_eps"], default=1e-5, why="default 1e-5")
     return {
-        "hidden_size": hidden,
-        "num_layers": layers,
-        "num_heads": heads,
-        "num_kv_heads": facts.number(
-            "num_kv_heads", [f"{body}num_key_value_heads"], low=1, high=1 << 14
-        ),
+        **sizes,
         "head_dim": dim,
         "intermediate_size": _mlp_width(facts, body),
         "rms_norm_eps": eps,
@@ -77,12 +77,7 @@ def read_lfm2(facts: Facts, body: str, tensor_prefix: str) -> dict[str, Any]:
 
 def _check_fixed(facts: Facts, body: str) -> None:
     """Refuse what the published layers do not do, and two names that say different sizes."""
-    if facts.raw(f"{body}model_type") != MODEL_TYPE:
-        facts.error(
-            f"{body}model_type: got {shown(facts.raw(f'{body}model_type'))}, expected "
-            f"{MODEL_TYPE!r} beside these architectures",
-            "transformers chooses its code by model_type, others by architectures; they disagree",
-        )
+    check_model_type(facts, f"{body}model_type", MODEL_TYPE)
     for key in _SAYS_NOTHING.split():
         facts.raw(f"{body}{key}")
     for key, own in _SAME.items():
@@ -118,19 +113,16 @@ def _types(facts: Facts, body: str, num_layers: int) -> tuple[str, ...]:
     types = facts.raw(path)
     if types is None and isinstance(indices, list):
         types = [FULL if index in indices else CONV for index in range(num_layers)]
-    if (
-        not isinstance(types, list)
-        or len(types) != num_layers
-        or any(kind not in (FULL, CONV) for kind in types)
-    ):
-        facts.error(
-            f"{path}: got {shown(types)}, expected {num_layers} of {FULL}, {CONV}",
-            "it or full_attn_idxs says which layers attend; nothing is inferred",
-        )
-        return (FULL,) * num_layers
-    if FULL not in types:
-        facts.error(f"{path}: got no {FULL}, expected one layer of it", unsupported=True)
-    return tuple(types)
+    found = check_types(
+        facts,
+        path,
+        types,
+        (FULL, CONV),
+        num_layers,
+        "it or full_attn_idxs says which layers attend; nothing is inferred",
+    )
+    check_some_attend(facts, path, found)
+    return found
 
 
 def _conv(facts: Facts, body: str, num_layers: int, tensor_prefix: str) -> ShortConvSpec:

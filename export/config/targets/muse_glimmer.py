@@ -13,6 +13,13 @@ from draftrt.export.config.keys import ACTIVATIONS
 from draftrt.export.config.layers import FULL, SLIDING
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
+from draftrt.export.config.targets.shared import (
+    check_model_type,
+    check_types,
+    read_attention_bias,
+    read_mlp_width,
+    read_sizes,
+)
 from draftrt.spec import MuseSpec
 
 ARCHITECTURES = ("MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration")
@@ -32,21 +39,14 @@ def read_muse_glimmer(facts: Facts, body: str, tensor_prefix: str) -> dict[str, 
     Returns:
         Fields of `DecoderSpec`; findings stay in ``facts``.
     """
-    if facts.raw(f"{body}model_type") != MODEL_TYPE:
-        facts.error(
-            f"{body}model_type: got {shown(facts.raw(f'{body}model_type'))}, expected "
-            f"{MODEL_TYPE!r} beside these architectures",
-            "transformers chooses its code by model_type, others by architectures; they disagree",
-        )
+    check_model_type(facts, f"{body}model_type", MODEL_TYPE)
     for key in _SAYS_NOTHING:
         facts.raw(f"{body}{key}")
-    layers = facts.number("num_layers", [f"{body}num_hidden_layers"], low=1, high=4096)
+    sizes = read_sizes(facts, body)
     dim = facts.number("head_dim", [f"{body}head_dim"], low=2, high=1 << 14, default=128, why="128")
-    bias = facts.flag("qkv_bias", [f"{body}attention_bias"], default=False, why="default false")
-    facts.say("output_bias", facts.sources.get("qkv_bias", "attention_bias"))
     for name in ("mlp_bias", "qk_norm"):
         facts.say(name, "architectures")
-    types = _types(facts, body, layers)
+    types = _types(facts, body, sizes["num_layers"])
     window = None
     if SLIDING in types:
         window = facts.number("windows", [f"{body}sliding_window"], low=1)
@@ -54,16 +54,10 @@ def read_muse_glimmer(facts: Facts, body: str, tensor_prefix: str) -> dict[str, 
     facts.say("windows", f"{body}layer_types")
     rope = read_rope(facts, body, dim, list(dict.fromkeys(types)))
     return {
-        "hidden_size": facts.number("hidden_size", [f"{body}hidden_size"], low=2, high=1 << 24),
-        "num_layers": layers,
-        "num_heads": facts.number("num_heads", [f"{body}num_attention_heads"], low=1, high=1 << 14),
-        "num_kv_heads": facts.number(
-            "num_kv_heads", [f"{body}num_key_value_heads"], low=1, high=1 << 14
-        ),
+        **sizes,
+        **read_attention_bias(facts, body),
         "head_dim": dim,
-        "intermediate_size": facts.number(
-            "intermediate_size", [f"{body}intermediate_size"], low=1, high=1 << 24
-        ),
+        "intermediate_size": read_mlp_width(facts, body),
         "rms_norm_eps": facts.real(
             "rms_norm_eps", [f"{body}rms_norm_eps"], default=1e-5, why="default 1e-5"
         ),
@@ -74,8 +68,6 @@ def read_muse_glimmer(facts: Facts, body: str, tensor_prefix: str) -> dict[str, 
             default="silu",
             why="default silu",
         ),
-        "qkv_bias": bias,
-        "output_bias": bias,
         "mlp_bias": False,
         "qk_norm": False,
         "windows": tuple(window if kind == SLIDING else None for kind in types),
@@ -94,14 +86,7 @@ def _types(facts: Facts, body: str, num_layers: int) -> tuple[str, ...]:
     types = facts.raw(path)
     if types is None:
         types = [FULL if _is_whole(i, num_layers) else SLIDING for i in range(num_layers)]
-    if (
-        not isinstance(types, list)
-        or len(types) != num_layers
-        or any(kind not in (FULL, SLIDING) for kind in types)
-    ):
-        facts.error(f"{path}: got {shown(types)}, expected {num_layers} of {FULL}, {SLIDING}")
-        return (FULL,) * num_layers
-    return tuple(types)
+    return check_types(facts, path, types, (FULL, SLIDING), num_layers)
 
 
 def _muse(

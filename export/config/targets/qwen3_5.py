@@ -9,13 +9,21 @@ from draftrt.export.config.keys import ACTIVATIONS
 from draftrt.export.config.layers import FULL
 from draftrt.export.config.reader import Facts
 from draftrt.export.config.rope import read_rope
+from draftrt.export.config.targets.shared import (
+    CARRIED_ROWS,
+    check_model_type,
+    check_some_attend,
+    check_types,
+    read_attention_bias,
+    read_mlp_width,
+    read_sizes,
+)
 from draftrt.spec import GatedDeltaSpec
 
 ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
 EXPERTS = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
 MODEL_TYPE = "qwen3_5_text"
 LINEAR = "linear_attention"
-CARRIED_ROWS = 32
 _SAYS_NOTHING = """
 vocab_size unpadded_vocab_size eos_token_id mamba_ssm_dtype mtp_num_hidden_layers
 mtp_use_dedicated_embeddings mlp_only_layers tie_word_embeddings
@@ -33,26 +41,18 @@ def read_qwen3_5(facts: Facts, body: str, tensor_prefix: str) -> dict[str, Any]:
     Returns:
         Fields of `DecoderSpec`; findings stay in ``facts``.
     """
-    layers = facts.number("num_layers", [f"{body}num_hidden_layers"], low=1, high=4096)
-    heads = facts.number("num_heads", [f"{body}num_attention_heads"], low=1, high=1 << 14)
+    sizes = read_sizes(facts, body)
+    layers = sizes["num_layers"]
     dim = facts.number("head_dim", [f"{body}head_dim"], low=2, high=1 << 14)
-    bias = facts.flag("qkv_bias", [f"{body}attention_bias"], default=False, why="default false")
-    facts.say("output_bias", facts.sources.get("qkv_bias", "attention_bias"))
     for name in ("mlp_bias", "qk_norm", "windows"):
         facts.say(name, "architectures")
     _check_fixed(facts, body)
     types = _types(facts, body, layers)
     return {
-        "hidden_size": facts.number("hidden_size", [f"{body}hidden_size"], low=2, high=1 << 24),
-        "num_layers": layers,
-        "num_heads": heads,
-        "num_kv_heads": facts.number(
-            "num_kv_heads", [f"{body}num_key_value_heads"], low=1, high=1 << 14
-        ),
+        **sizes,
+        **read_attention_bias(facts, body),
         "head_dim": dim,
-        "intermediate_size": facts.number(
-            "intermediate_size", [f"{body}intermediate_size"], low=1, high=1 << 24
-        ),
+        "intermediate_size": read_mlp_width(facts, body),
         "rms_norm_eps": facts.real(
             "rms_norm_eps", [f"{body}rms_norm_eps"], default=1e-6, why="default 1e-6"
         ),
@@ -63,8 +63,6 @@ def read_qwen3_5(facts: Facts, body: str, tensor_prefix: str) -> dict[str, Any]:
             default="silu",
             why="default silu",
         ),
-        "qkv_bias": bias,
-        "output_bias": bias,
         "mlp_bias": False,
         "qk_norm": True,
         "windows": (None,) * layers,
@@ -75,12 +73,7 @@ def read_qwen3_5(facts: Facts, body: str, tensor_prefix: str) -> dict[str, Any]:
 
 def _check_fixed(facts: Facts, body: str) -> None:
     """Refuse what the published layers do not do."""
-    if facts.raw(f"{body}model_type") != MODEL_TYPE:
-        facts.error(
-            f"{body}model_type: got {shown(facts.raw(f'{body}model_type'))}, expected "
-            f"{MODEL_TYPE!r} beside these architectures",
-            "transformers chooses its code by model_type, others by architectures; they disagree",
-        )
+    check_model_type(facts, f"{body}model_type", MODEL_TYPE)
     for key, expected in (
         ("attn_output_gate", (True,)),
         ("output_gate_type", ("swish", "silu")),
@@ -108,17 +101,10 @@ def _types(facts: Facts, body: str, num_layers: int) -> tuple[str, ...]:
     if every is not None:
         interval = facts.number("delta", [f"{body}full_attention_interval"], low=1, high=4096)
         counted = tuple(LINEAR if (i + 1) % interval else FULL for i in range(num_layers))
-    types = list(counted or ()) if stated is None else stated
-    if (
-        not isinstance(types, list)
-        or len(types) != num_layers
-        or any(kind not in (FULL, LINEAR) for kind in types)
-    ):
-        facts.error(f"{path}: got {shown(types)}, expected {num_layers} of {FULL}, {LINEAR}")
-        return (FULL,) * num_layers
-    if FULL not in types:
-        facts.error(f"{path}: got no {FULL}, expected one layer of it", unsupported=True)
-    return tuple(types)
+    found = list(counted or ()) if stated is None else stated
+    types = check_types(facts, path, found, (FULL, LINEAR), num_layers)
+    check_some_attend(facts, path, types)
+    return types
 
 
 def _delta(facts: Facts, body: str, types: tuple[str, ...], tensor_prefix: str) -> GatedDeltaSpec:
