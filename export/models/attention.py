@@ -119,3 +119,37 @@ def attend_with_cache(
             profile=profile,
         )
     return out.transpose(1, 2).reshape(count, spec.num_heads * spec.head_dim), keys, values
+
+
+def attended(
+    view: View,
+    mask: Tensor | None,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    profile: Profile,
+    *,
+    scale: float,
+) -> Tensor:
+    """Return what a target's new rows see in caches that hold them already, [R, N * D].
+
+    Args:
+        view: the call.
+        mask: [1, 1, R, L] bool of a sliding layer; None for a full one.
+        query: [1, N, R, D] in the caches' dtype.
+        keys: [1, G, L, D] cache.
+        values: as ``keys``.
+        profile: operators allowed when traced.
+        scale: factor on the scores.
+    """
+    out = ops.attend(
+        query,
+        keys,
+        values,
+        valid=view.valid,
+        mask=mask,
+        scale=scale,
+        profile=profile,
+        is_causal=mask is None,
+    )
+    return out.transpose(1, 2).reshape(-1, query.shape[1] * query.shape[3])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from draftrt.export.models import gemma4, ops, rope
 from draftrt.export.models.architectures import muse_glimmer, qwen3_5, short_conv
 from draftrt.export.models.architectures.carried import Carried, carried_rows
-from draftrt.export.models.attention import View, mask_of
+from draftrt.export.models.attention import View, attended, mask_of
 from draftrt.export.models.ops import gated_mlp
 from draftrt.export.models.shapes import kinds_of_layers, rope_of, stateful
 from draftrt.export.models.signature import BLOCK_ROWS, NUM_STATES
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
     def _logits(self, rows: Tensor) -> Tensor:
         """Return the logits [S, V] float32 behind rows [S, H] of the residual stream."""
         spec, w = self.spec, self._weights
-        norm = ops.rms_norm if spec.delta is None else qwen3_5.norm
+        norm = ops.rms_norm if spec.delta is None else ops.offset_norm
         hidden = norm(rows, w("model.norm.weight"), spec.rms_norm_eps)
         head = w.get("lm_head.weight")  # quantised, a shared one is stored apart from its table
         logits = ops.linear(
@@ -217,17 +217,8 @@ class Decoder(nn.Module):
         keys = ops.write_cache(keys, rotated["k"], view.start, self._profile)
         new_values = heads["v"].to(values.dtype).transpose(1, 2)
         values = ops.write_cache(values, new_values, view.start, self._profile)
-        out = ops.attend(
-            rotated["q"],
-            keys,
-            values,
-            valid=view.valid,
-            mask=mask,
-            scale=spec.head_dim**-0.5,
-            profile=self._profile,
-            is_causal=mask is None,
-        )
-        out = out.transpose(1, 2).reshape(-1, spec.num_heads * spec.head_dim)
+        scale = spec.head_dim**-0.5
+        out = attended(view, mask, rotated["q"], keys, values, self._profile, scale=scale)
         out = ops.linear_to_residual(out, w("o_proj.weight"), w.get("o_proj.bias"))
         return out, keys, values
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from draftrt.export.models import ops
-from draftrt.export.models.attention import View, attend_with_cache
+from draftrt.export.models.attention import View, attend_with_cache, attended
 from draftrt.export.models.ops import gated_mlp
 from draftrt.export.models.weights import Weights
 from draftrt.spec import DecoderSpec, DrafterSpec, Gemma4Spec, LayerSpec, Profile
@@ -156,15 +156,6 @@ def _attention(
     value = ops.rms_norm(value, None, eps).to(values.dtype).transpose(1, 2)
     keys = ops.write_cache(keys, turn("k", raw), view.start, profile)
     values = ops.write_cache(values, value, view.start, profile)
-    out = ops.attend(
-        turn("q", project("q", spec.num_heads)),
-        keys,
-        values,
-        valid=view.valid,
-        mask=mask,
-        scale=1.0,
-        profile=profile,
-        is_causal=mask is None,
-    )
-    out = out.transpose(1, 2).reshape(-1, spec.num_heads * dim)
+    query = turn("q", project("q", spec.num_heads))
+    out = attended(view, mask, query, keys, values, profile, scale=1.0)
     return ops.linear_to_residual(out, w("o_proj.weight"), w.get("o_proj.bias")), keys, values

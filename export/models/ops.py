@@ -68,6 +68,11 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return F.rms_norm(x.float(), (x.shape[-1],), scale, eps)
 
 
+def offset_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the root-mean-square norm in float32, times one plus ``weight``."""
+    return rms_norm(x, 1 + weight.float(), eps)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, profile: Profile) -> Tensor:
     """Rotate the first ``2 * cos.shape[-1]`` elements of each head by its position's angles.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftrt.export.models import ops
-from draftrt.export.models.attention import View
+from draftrt.export.models.attention import View, attended
 from draftrt.export.models.ops import gated_mlp
 from draftrt.export.models.weights import Weights
 from draftrt.spec import DecoderSpec, MuseSpec, Profile
@@ -46,7 +46,7 @@ def advance(
     """
 
     def norm(name: str, rows: Tensor, eps: float) -> Tensor:
-        return ops.rms_norm(rows, 1 + layer(f"{name}_layernorm.weight").float(), eps)
+        return ops.offset_norm(rows, layer(f"{name}_layernorm.weight"), eps)
 
     u = norm("input", x, spec.rms_norm_eps)
     out, keys, values = _attention(
@@ -85,16 +85,11 @@ def _attention(
     keys = ops.write_cache(keys, turned("k", spec.num_kv_heads), view.start, profile)
     value = project("v", spec.num_kv_heads).to(values.dtype).transpose(1, 2)
     values = ops.write_cache(values, value, view.start, profile)
-    out = ops.attend(
-        query,
+    scale = facts.query_scale * spec.head_dim**-0.5
+    out = attended(view, mask, query, keys, values, profile, scale=scale)
+    gate = torch.sigmoid(ops.linear(u, w("gate_proj.weight")).float())
+    return (
+        ops.linear_to_residual(out.float() * gate, w("o_proj.weight"), w.get("o_proj.bias")),
         keys,
         values,
-        valid=view.valid,
-        mask=mask,
-        scale=facts.query_scale * spec.head_dim**-0.5,
-        profile=profile,
-        is_causal=mask is None,
     )
-    gate = torch.sigmoid(ops.linear(u, w("gate_proj.weight")).float())
-    out = out.transpose(1, 2).reshape(-1, spec.num_heads * spec.head_dim).float() * gate
-    return ops.linear_to_residual(out, w("o_proj.weight"), w.get("o_proj.bias")), keys, values

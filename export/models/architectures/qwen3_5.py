@@ -15,17 +15,12 @@ from torch import Tensor
 from draftrt.export.models import ops
 from draftrt.export.models.architectures import gated_delta
 from draftrt.export.models.architectures.carried import Carried, convolve, slide
-from draftrt.export.models.attention import View
+from draftrt.export.models.attention import View, attended
 from draftrt.export.models.ops import gated_mlp
 from draftrt.export.models.weights import Weights
 from draftrt.spec import DecoderSpec, GatedDeltaSpec, Profile
 
 LENGTH_EPS = 1e-6  # of the length of queries and keys, inside its root
-
-
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the root-mean-square norm times one plus the weight, float32."""
-    return ops.rms_norm(x, 1 + weight.float(), eps)
 
 
 def advance(
@@ -52,7 +47,7 @@ def advance(
     Returns:
         The residual stream, and the caches after the call.
     """
-    u = norm(x, layer("input_layernorm.weight"), spec.rms_norm_eps)
+    u = ops.offset_norm(x, layer("input_layernorm.weight"), spec.rms_norm_eps)
     if call is None:
         mixed, after = _attention(spec, layer.below("self_attn"), u, view, caches, profile)
     else:
@@ -60,7 +55,7 @@ def advance(
         delta, eps = spec.delta, spec.rms_norm_eps
         mixed, after = _delta_rule(delta, eps, layer.below("linear_attn"), u, call, caches)
     x = x + mixed
-    u = norm(x, layer("post_attention_layernorm.weight"), spec.rms_norm_eps)
+    u = ops.offset_norm(x, layer("post_attention_layernorm.weight"), spec.rms_norm_eps)
     return x + gated_mlp(u, layer.below("mlp"), spec.activation), after
 
 
@@ -79,7 +74,7 @@ def _attention(
         return rows.reshape(1, -1, heads, width)
 
     def turn(name: str, heads: Tensor) -> Tensor:
-        normed = norm(heads, w(f"{name}_norm.weight"), spec.rms_norm_eps).transpose(1, 2)
+        normed = ops.offset_norm(heads, w(f"{name}_norm.weight"), spec.rms_norm_eps).transpose(1, 2)
         turned = ops.rotate(normed, view.cos, view.sin, interleaved=False, profile=profile)
         return turned.to(keys.dtype)
 
@@ -89,19 +84,10 @@ def _attention(
     )
     value = project("v", spec.num_kv_heads, dim).to(values.dtype).transpose(1, 2)
     values = ops.write_cache(values, value, view.start, profile)
-    out = ops.attend(
-        turn("q", query),
-        keys,
-        values,
-        valid=view.valid,
-        mask=None,
-        scale=dim**-0.5,
-        profile=profile,
-        is_causal=True,
-    )
+    query = turn("q", query)
     gates = torch.sigmoid(gate.float()).reshape(-1, spec.num_heads * dim)
-    gated = out.transpose(1, 2).reshape(-1, spec.num_heads * dim).float() * gates
-    mixed = ops.linear_to_residual(gated, w("o_proj.weight"), w.get("o_proj.bias"))
+    out = attended(view, None, query, keys, values, profile, scale=dim**-0.5)
+    mixed = ops.linear_to_residual(out.float() * gates, w("o_proj.weight"), w.get("o_proj.bias"))
     return mixed, (keys, values)
 
 
