@@ -6,17 +6,19 @@ from typing import Any
 
 from draftrt.codec import shown
 from draftrt.errors import UnsupportedError
-from draftrt.export.checkpoint.quantized.gptq import Integers, around, check_zeros
+from draftrt.export.checkpoint.quantized.gptq import (
+    Integers,
+    around,
+    check_zeros,
+    checked_group,
+    integer_parts,
+)
 from draftrt.export.checkpoint.quantized.linear import (
-    FLOAT_SCALES,
     CodeKind,
     LinearError,
     Parts,
     StoredLinear,
-    of_type,
-    part,
     place,
-    wrong_groups,
 )
 from draftrt.export.checkpoint.quantized.packing import Array, matrix, unpack, widened
 from draftrt.export.checkpoint.quantized.settings import Settings, whole
@@ -56,11 +58,7 @@ def read_awq(name: str, parts: Parts, how: Integers) -> StoredLinear:
     Raises:
         LinearError: tensors are missing, or disagree with each other or with the config.
     """
-    codes = of_type(part(name, parts, "qweight", how.layout, "codes"), "int32")
-    scales = of_type(part(name, parts, "scales", how.layout, "scales"), *FLOAT_SCALES)
-    zeros = of_type(part(name, parts, "qzeros", how.layout, "zero points"), "int32")
-    if any(len(ref.shape) != 2 for ref in (codes, scales, zeros)):
-        raise LinearError("rank", f"{name}: qweight, qzeros and scales: expected matrices")
+    codes, scales, zeros = integer_parts(name, parts, how)
     width, out = codes.shape[0], scales.shape[1]
     for ref in (codes, zeros):
         if ref.shape[1] * 32 != out * how.bits:
@@ -70,11 +68,7 @@ def read_awq(name: str, parts: Parts, how: Integers) -> StoredLinear:
                 f"{out} outputs holds {ref.shape[1] * 32 / max(out, 1):g}",
                 "bits and the tensors disagree; nothing is guessed",
             )
-    group = width if how.group == -1 else how.group
-    wanted = -(-width // group)
-    for ref in (scales, zeros):
-        if ref.shape[0] != wanted:
-            raise wrong_groups(name, ref, [ref.shape[0]], width, group, wanted)
+    group = checked_group(name, scales, zeros, width, how)
     words, zero_words, factors = matrix(codes), matrix(zeros), matrix(scales)
     middle = 1 << (how.bits - 1)
     constant = check_zeros(zeros, unpack(zero_words, how.bits, 1), how, middle)

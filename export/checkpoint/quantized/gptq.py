@@ -110,11 +110,7 @@ def read_gptq(name: str, parts: Parts, how: Integers) -> StoredLinear:
     Raises:
         LinearError: tensors are missing, or disagree with each other or with the config.
     """
-    codes = of_type(part(name, parts, "qweight", how.layout, "codes"), "int32")
-    scales = of_type(part(name, parts, "scales", how.layout, "scales"), *FLOAT_SCALES)
-    zeros = of_type(part(name, parts, "qzeros", how.layout, "zero points"), "int32")
-    if any(len(ref.shape) != 2 for ref in (codes, scales, zeros)):
-        raise LinearError("rank", f"{name}: qweight, qzeros and scales: expected matrices")
+    codes, scales, zeros = integer_parts(name, parts, how)
     out = codes.shape[1]
     if scales.shape[1] != out:
         raise LinearError(
@@ -123,11 +119,7 @@ def read_gptq(name: str, parts: Parts, how: Integers) -> StoredLinear:
     order = parts.get("g_idx")
     _check_bits(codes, zeros, None if order is None else order.shape, how)
     width = codes.shape[0] * 32 // how.bits
-    group = width if how.group == -1 else how.group
-    wanted = -(-width // group)
-    for ref in (scales, zeros):
-        if ref.shape[0] != wanted:
-            raise wrong_groups(name, ref, [ref.shape[0]], width, group, wanted)
+    group = checked_group(name, scales, zeros, width, how)
     middle = 1 << (how.bits - 1)
     constant = check_zeros(zeros, unpack(matrix(zeros), how.bits, 1), how, middle)
     words, factors = matrix(codes), matrix(scales)
@@ -149,6 +141,34 @@ def read_gptq(name: str, parts: Parts, how: Integers) -> StoredLinear:
         _order(name, order, how, width, group),
         *place(parts),
     )
+
+
+def integer_parts(name: str, parts: Parts, how: Integers) -> tuple[TensorRef, TensorRef, TensorRef]:
+    """Return a module's packed codes, its scales and its packed zero points, all matrices.
+
+    Raises:
+        LinearError: one is missing, or of another type or rank.
+    """
+    codes = of_type(part(name, parts, "qweight", how.layout, "codes"), "int32")
+    scales = of_type(part(name, parts, "scales", how.layout, "scales"), *FLOAT_SCALES)
+    zeros = of_type(part(name, parts, "qzeros", how.layout, "zero points"), "int32")
+    if any(len(ref.shape) != 2 for ref in (codes, scales, zeros)):
+        raise LinearError("rank", f"{name}: qweight, qzeros and scales: expected matrices")
+    return codes, scales, zeros
+
+
+def checked_group(name: str, scales: TensorRef, zeros: TensorRef, width: int, how: Integers) -> int:
+    """Return the inputs that share a scale.
+
+    Raises:
+        LinearError: scales or zero points are for another number of groups.
+    """
+    group = width if how.group == -1 else how.group
+    wanted = -(-width // group)
+    for ref in (scales, zeros):
+        if ref.shape[0] != wanted:
+            raise wrong_groups(name, ref, [ref.shape[0]], width, group, wanted)
+    return group
 
 
 def _check_bits(
