@@ -26,7 +26,7 @@ class LastCall:
             signature: of a graph with the input ``commit_rows``.
         """
         self._carried = carried_rows(signature)
-        self._tokens = np.zeros(0, np.int64)
+        self._tokens: list[int] = []
         self._start = self._first_open = 0
 
     def can_commit(self, length: int) -> bool:
@@ -37,7 +37,7 @@ class LastCall:
 
     def token_ids(self, length: int) -> NDArray[np.int64]:
         """Return the first ``length`` tokens of the sequence, [length] int64."""
-        return self._tokens[:length]
+        return np.array(self._tokens[:length], np.int64)
 
     def begin(self, length: int) -> int:
         """Return ``commit_rows`` of a call behind ``length`` tokens; until `end`, all is unknown.
@@ -56,13 +56,13 @@ class LastCall:
             token_ids: [T] int64, what it appended.
             rows: rows that the graph was fed, T or more; those behind T never stand.
         """
-        self._tokens = np.concatenate([self._tokens[:length], token_ids])
+        self._tokens[length:] = token_ids.tolist()
         self._first_open = max(length, length + rows - self._carried)
         self._start = length
 
     def skip_to(self, length: int) -> None:
         """Count ``length`` rows as committed, whatever the states hold."""
-        self._tokens = np.zeros(length, np.int64)
+        self._tokens = [0] * length
         self._start = self._first_open = length
 
 
