@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from draftrt.backends import ONNXRUNTIME
 from draftrt.compare.arrays import Finding, compare_ids, compare_values
 from draftrt.lifecycle import Closing
-from draftrt.signature import Signature, cache_specs
+from draftrt.signature import Signature, cache_specs, state_specs
 from draftrt.spec import DecoderSpec, Precision
 from draftrt.tolerances import Limit
 from draftrt.validate.records.files import RecordError
@@ -291,27 +291,28 @@ def _open(
 
 
 class _ModuleSession(Closing):
-    """A target's module as a session of its graph: it keeps the caches."""
+    """A target's module as a session of its graph: it keeps the caches and states."""
 
     def __init__(self, module: Decoder, signature: Signature) -> None:
         self._module = module.eval()
         self.signature = signature
-        specs = cache_specs(signature)
-        self._fed = signature.inputs[: len(signature.inputs) - len(specs)]
-        self._caches = [np.zeros([int(size) for size in one.shape], np.float32) for one in specs]
+        self._held = {
+            one.name: np.zeros([int(size) for size in one.shape], one.dtype)
+            for one in (*cache_specs(signature), *state_specs(signature))
+        }
 
     def run(
         self, feeds: Arrays, *, rows: int | None = None, unwanted: tuple[str, ...] = ()
     ) -> dict[str, NDArray[Any]]:
         """Compute one call."""
-        import torch
+        from draftrt.export.check.compare import run_module
 
-        given = [feeds[one.name] for one in self._fed] + self._caches
-        with torch.no_grad():
-            made = self._module(*(torch.from_numpy(one) for one in given))
-        names = [one.name for one in self.signature.outputs]
-        found = {name: one.numpy() for name, one in zip(names, made, strict=True)}
-        self._caches = [found[name] for name in names[len(names) - len(self._caches) :]]
+        given = {**feeds, **self._held}
+        ordered = {one.name: given[one.name] for one in self.signature.inputs}
+        found = dict(run_module(self._module, ordered, self.signature.output_names()))
+        for one in self.signature.outputs:
+            if place := one.alias or one.becomes:
+                self._held[place] = found[one.name]
         return found
 
     def close(self) -> None:
