@@ -14,28 +14,16 @@ pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 
 from draftrt.errors import FeedError
-from draftrt.export.checkpoint.decoder import read_decoder
-from draftrt.export.checkpoint.target import read_target
-from draftrt.export.options import ExportOptions
-from draftrt.export.weights.placement import place_target
-from draftrt.export.weights.storage import weight_files
-from draftrt.export.write_graphs import write_target_graph
 from draftrt.manifest import GraphEntry
 from draftrt.runtime.backends.ort import OrtSession
 from draftrt.signature import state_specs
-
-CASE = Path(__file__).parents[3] / "golden-targets" / "text-only"
-ATOL, MARGIN = 3e-3, 6e-3
+from tests.unit.runtime.stateful import ATOL, CASE, MARGIN, export_case
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GraphEntry]:
-    folder, options = tmp_path_factory.mktemp("target"), ExportOptions()
-    spec = read_decoder(read_target(CASE / "target"))
-    with weight_files(folder, options.weights) as files:
-        placed = place_target(spec, CASE / "target", options, 768, files)
-        entry = write_target_graph(spec, folder, (0, 2), options, lambda line: None, 768, placed)
-    return folder, entry
+    folder = tmp_path_factory.mktemp("target")
+    return folder, export_case(folder, (0, 2))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,29 +15,20 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 
-from draftrt.export.checkpoint.decoder import read_decoder
-from draftrt.export.checkpoint.target import read_target
-from draftrt.export.options import ExportOptions
-from draftrt.export.weights.placement import place_target
-from draftrt.export.weights.storage import weight_files
-from draftrt.export.write_graphs import write_target_graph
 from draftrt.runtime.backends.ort import OrtSession
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.runtime.targets.last_call import LastCall, carried_rows
+from tests.unit.runtime.stateful import ATOL, CASE, MARGIN, export_case
 
-CASE = Path(__file__).parents[3] / "golden-targets" / "text-only"
-ATOL, MARGIN, CAPACITY = 3e-3, 6e-3, 640
+CAPACITY = 640
 TAPS = tuple(np.load(CASE / "prefill.npz")["taps"].tolist())
 Recorded = dict[str, np.ndarray[Any, Any]]
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OrtSession]:
-    folder, options = tmp_path_factory.mktemp("target"), ExportOptions()
-    spec = read_decoder(read_target(CASE / "target"))
-    with weight_files(folder, options.weights) as files:
-        placed = place_target(spec, CASE / "target", options, 768, files)
-        entry = write_target_graph(spec, folder, TAPS, options, lambda line: None, 768, placed)
+    folder = tmp_path_factory.mktemp("target")
+    entry = export_case(folder, TAPS)
     with OrtSession(folder / entry.flexible, entry.signature, can_grow=True) as opened:
         yield opened
 
