@@ -120,18 +120,12 @@ OPTION = "--family"
 
 def _named(facts: Facts, architecture: str) -> dict[str, Family]:
     """Return the families of all known names among the architectures, by their place."""
-    names = facts.raw("architectures")
-    known = [
-        name
-        for name in (names if isinstance(names, list) else [])
-        if isinstance(name, str) and name in ARCHITECTURES
-    ]
-    return {
-        "architectures" if name == architecture else f"architectures, {name}": ARCHITECTURES[name][
-            0
-        ]
-        for name in known
-    }
+    names, found = facts.raw("architectures"), {}
+    for name in names if isinstance(names, list) else []:
+        if isinstance(name, str) and name in ARCHITECTURES:
+            place = "architectures" if name == architecture else f"architectures, {name}"
+            found[place] = ARCHITECTURES[name][0]
+    return found
 
 
 def _family(
