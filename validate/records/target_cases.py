@@ -377,14 +377,19 @@ def _disagreements(one: dict[str, Any], session: RecordedSession) -> Iterable[st
     for index, a_round in enumerate(session.rounds):
         committed += a_round.ids[: a_round.accepted + 1].tolist()
         if session.kind == "greedy":
-            same = a_round.argmax[:-1] == a_round.ids[1:]
-            own = len(same) if same.all() else int(same.argmin())
+            own = greedily_accepted(a_round.ids, a_round.argmax)
             if own != a_round.accepted:
                 yield f"round {index} accepts {a_round.accepted}, greedy acceptance {own}"
     if committed != one["committed_ids"]:
         yield "committed_ids are not the prompt and the accepted rows"
     if len(session.features) > len(session.prompt_ids):
         yield f"{len(session.features)} rows of features for {len(session.prompt_ids)} tokens"
+
+
+def greedily_accepted(ids: NDArray[np.int64], argmax: NDArray[np.int64]) -> int:
+    """Return how many drafts, ids [T] but the first, are what the row before each chose, [T]."""
+    same = argmax[:-1] == ids[1:]
+    return len(same) if same.all() else int(same.argmin())
 
 
 def _are_ids(value: Any, *, least: int = 0, least_size: int = 1) -> bool:

@@ -34,6 +34,7 @@ from draftrt.validate.records.target_cases import (
     ROUNDS_FILE,
     TARGET_FOLDER,
     TARGET_VERSION,
+    greedily_accepted,
 )
 
 if TYPE_CHECKING:
@@ -298,9 +299,9 @@ class _Session:
         answers = _whole(self._model, np.concatenate([self._committed, ids]))
         assert answers.logits is not None
         logits, chosen = answers.logits[-len(ids) :], answers.token_ids[-len(ids) :]
-        same = chosen[:-1] == ids[1:]
-        accepted = len(same) if same.all() else int(same.argmin())
-        if not is_greedy:
+        if is_greedy:
+            accepted = greedily_accepted(ids, chosen)
+        else:
             accepted = int(self._rng.integers(0, len(ids)))
         place = f"{self._name}r{index}."
         self.arrays |= {
