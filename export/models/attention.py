@@ -39,19 +39,18 @@ def needs_mask(layer: LayerSpec) -> bool:
     return layer.is_causal or layer.window is not None
 
 
-def mask_of(layer: LayerSpec, positions: Tensor, num_queries: int, capacity: int) -> Tensor:
+def mask_of(layer: LayerSpec, queries: Tensor, capacity: int) -> Tensor:
     """Return who sees whom, [1, 1, K, L] bool (REFERENCE: window edges by publisher).
 
     Cache row j holds the key of position j, context rows first, then the block.
 
     Args:
         layer: the rule.
-        positions: [R] int64 of the rows written by this call, the K queries last.
-        num_queries: K.
+        queries: [K] int64, positions of the rows that ask.
         capacity: rows of the cache, L.
     """
-    query = positions[-num_queries:, None]  # [K, 1]
-    key = torch.arange(capacity, device=positions.device)[None]  # [1, L]
+    query = queries[:, None]  # [K, 1]
+    key = torch.arange(capacity, device=queries.device)[None]  # [1, L]
     first, last = query[:1], query[-1:]  # block start s and its last position
     seen = key <= (query if layer.is_causal else last)
     if layer.window is not None and layer.window_edge is WindowEdge.QUERY:
@@ -60,7 +59,7 @@ def mask_of(layer: LayerSpec, positions: Tensor, num_queries: int, capacity: int
             seen = seen & (key - query < layer.window)
     elif layer.window is not None:
         seen = seen & (key >= first - layer.window)
-    return seen.expand(num_queries, capacity)[None, None]
+    return seen.expand(queries.shape[0], capacity)[None, None]
 
 
 def attend_with_cache(

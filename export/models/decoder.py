@@ -182,7 +182,7 @@ class Decoder(nn.Module):
             views[window] = View(context_length, valid, rows, positions, *angles[prefix], {})
             if window is not None:
                 rule = LayerSpec(is_causal=True, window=window)
-                masks[window] = mask_of(rule, positions, rows, capacity)
+                masks[window] = mask_of(rule, positions, capacity)
         return views, masks
 
     def _attention(

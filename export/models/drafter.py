@@ -113,7 +113,7 @@ class Drafter(nn.Module):
         valid = context_length + rows
         cos, sin = rope.rows(spec.rope, self._weights, positions, valid)
         masks = {
-            rule: mask_of(rule, positions, spec.block_size, capacity)
+            rule: mask_of(rule, positions[-spec.block_size :], capacity)
             for rule in dict.fromkeys(spec.layers)
             if needs_mask(rule)
         }

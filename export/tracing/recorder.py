@@ -290,13 +290,15 @@ class Size(int):
     def __rmul__(self, other: int) -> int:
         return self * other
 
-    def _refuse(self, other: object) -> bool:
+    def _refuse(self, *other: object) -> Any:
         raise ExportError(
             "a module decides something by an open size, which a graph cannot follow",
             hint="a defect of draftrt, please report it",
         )
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    # what would give a plain number, and freeze the example's size into the graph
+    __neg__ = __rsub__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = _refuse
     __hash__ = int.__hash__
 
 

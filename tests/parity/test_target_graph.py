@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.export.checkpoint.gemma4 import WRAPPER
+from draftrt.export.models.signature import MAX_ROWS
 from draftrt.export.options import ExportOptions
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.weights.quantize import dequantize, quantize_rows
@@ -188,6 +189,13 @@ def test_an_exported_target_computes_what_transformers_computes(name: str, tmp_p
         t for one in DecodeLoop(target).decode(PROMPT.tolist(), options) for t in one.token_ids
     ]
     assert decoded == greedy(model, 256)  # passes the first size of the caches, 256 rows
+    longest = np.resize(PROMPT, MAX_ROWS)  # as many rows as a call may have
+    target.rollback(0)
+    whole = target.prefill(longest, want_logits=True)
+    with torch.no_grad():
+        last = model(torch.from_numpy(longest)[None], use_cache=False).logits[0, -1:].numpy()
+    assert whole.logits is not None
+    np.testing.assert_allclose(whole.logits, last, atol=1e-4, rtol=0)
     target.close()
 
 

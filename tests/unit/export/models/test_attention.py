@@ -27,7 +27,7 @@ def test_a_mask_is_the_rule_at_every_context_length(
         if new > start:
             continue
         positions = torch.arange(start - new, start + BLOCK)
-        got = mask_of(layer, positions, BLOCK, CAPACITY)
+        got = mask_of(layer, positions[-BLOCK:], CAPACITY)
         assert got.shape == (1, 1, BLOCK, CAPACITY)
         for row, key in itertools.product(range(BLOCK), range(CAPACITY)):
             want = key < start + BLOCK and rule.sees(row, key, start)

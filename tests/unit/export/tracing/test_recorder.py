@@ -119,12 +119,22 @@ def test_ids_come_out_as_integers() -> None:
     ("compute", "says"),
     [
         (lambda x, i: x if x.shape[0] == 4 else x + 1, "decides something by an open size"),
+        (lambda x, i: x[-x.shape[0] :], "decides something by an open size"),
+        (lambda x, i: x[: x.shape[0] // 2], "decides something by an open size"),
         (lambda x, i: torch.cumsum(x, 0), "torch.cumsum has no ONNX form in draftrt"),
         (lambda x, i: x[:, ::2], "no ONNX form"),
         (lambda x, i: x[i], "no ONNX form"),
         (lambda x, i: (x, x), "returned 2 values"),
     ],
-    ids=["a branch", "an unknown function", "steps", "indices", "outputs"],
+    ids=[
+        "a branch",
+        "a negative size",
+        "half a size",
+        "an unknown function",
+        "steps",
+        "indices",
+        "outputs",
+    ],
 )
 def test_what_a_graph_cannot_follow_is_refused(compute: Callable[..., Any], says: str) -> None:
     with pytest.raises(ExportError, match=says) as caught:
