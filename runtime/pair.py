@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from draftrt.errors import OptionError
 from draftrt.lifecycle import Closing
 from draftrt.manifest import Costs
-from draftrt.runtime.chat import ChatTemplate, Message
 from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
@@ -34,8 +33,9 @@ from draftrt.runtime.decoding.stats import FinishReason, Round, Stats
 from draftrt.runtime.decoding.turns import InTurns, Turn
 from draftrt.runtime.prompts import encode_prompt, no_variables
 from draftrt.runtime.targets.base import Target
-from draftrt.runtime.text import StopStrings, TextStream, load_tokenizer
-from draftrt.runtime.token_ids import checked_ids, is_messages
+from draftrt.runtime.text.chat import ChatTemplate, Message
+from draftrt.runtime.text.stream import StopStrings, TextStream, load_tokenizer
+from draftrt.runtime.text.token_ids import checked_ids, is_messages
 
 Prompt = str | Sequence[Message] | Sequence[int] | NDArray[np.int64]
 

@@ -10,8 +10,8 @@ import click
 
 from draftrt.codec import parse
 from draftrt.errors import DraftrtError
-from draftrt.runtime.chat import checked_variables
 from draftrt.runtime.prompts import Form
+from draftrt.runtime.text.chat import checked_variables
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE_HELP = "File with a prompt a line, or JSON lines (docs/prompts.md); - reads standard input."

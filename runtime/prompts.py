@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from draftrt.codec import check_file, parse
 from draftrt.errors import BundleError, DraftrtError, FeedError
-from draftrt.runtime.chat import ChatTemplate, Message, checked_messages, checked_variables
-from draftrt.runtime.token_ids import check_text
+from draftrt.runtime.text.chat import ChatTemplate, Message, checked_messages, checked_variables
+from draftrt.runtime.text.token_ids import check_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from draftrt.errors import collect
-from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.pair import Pair
 from draftrt.runtime.prompts import Form, Request, room_problem
+from draftrt.runtime.text.chat import ChatTemplate
 from draftrt.validate.doctor.statistics import Estimate, estimate
 
 MIN_GAIN = 0.2  # tokens a round: texts differ too, so a small gain says little

@@ -29,11 +29,11 @@ from draftrt.engines.pair import ALL, chosen_graphs, next_lines
 from draftrt.errors import ParityError, collect
 from draftrt.manifest import PlanEntry
 from draftrt.quantization import DRAFT, Quantization, describe
-from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.pair import Completion
 from draftrt.runtime.prompts import Form, asked
+from draftrt.runtime.text.chat import ChatTemplate
 from draftrt.signature import ANCHOR, CONTEXT_LENGTH, DRAFT_IDS, TARGET_HIDDEN
 from draftrt.spec import Family, Precision
 from draftrt.validate.parity.pair import PairReport, as_text, check_pair

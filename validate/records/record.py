@@ -219,7 +219,7 @@ def _decoded(
     from draftrt.runtime.decoding.loop import DecodeLoop
     from draftrt.runtime.decoding.options import DecodeOptions
     from draftrt.runtime.targets.huggingface import HfTarget
-    from draftrt.runtime.text import load_tokenizer
+    from draftrt.runtime.text.stream import load_tokenizer
 
     spec = loaded.spec
     prompt_ids = load_tokenizer(target).encode(prompt).ids
@@ -329,7 +329,7 @@ def _rows(
     from draftrt.runtime.decoding.loop import DecodeLoop
     from draftrt.runtime.prompts import asked, room_problem
     from draftrt.runtime.targets.huggingface import HfTarget
-    from draftrt.runtime.text import load_tokenizer
+    from draftrt.runtime.text.stream import load_tokenizer
 
     loaded = load_drafter(
         draft,

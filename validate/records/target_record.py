@@ -91,7 +91,7 @@ def record_target_case(
         DraftrtError: the target cannot be read or run, or a prompt does not fit.
     """
     from draftrt.runtime.targets.huggingface import HfTarget, say_recomputed
-    from draftrt.runtime.text import load_tokenizer
+    from draftrt.runtime.text.stream import load_tokenizer
 
     if out.exists():
         raise RecordError(

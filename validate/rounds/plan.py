@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from draftrt.bundle import Bundle
 from draftrt.manifest import GraphEntry
 from draftrt.quantization import DRAFT, TARGET
-from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.load import open_graph
 from draftrt.runtime.prompts import Form, Request, encode_prompt, length_problem
 from draftrt.runtime.targets.base import TargetRows
 from draftrt.runtime.targets.graph import GraphTarget
-from draftrt.runtime.text import load_tokenizer
+from draftrt.runtime.text.chat import ChatTemplate
+from draftrt.runtime.text.stream import load_tokenizer
 from draftrt.signature import ANCHOR, TARGET_HIDDEN
 from draftrt.spec import DrafterSpec
 

@@ -14,7 +14,7 @@ from draftrt.errors import BundleError, DraftrtError, FeedError, OptionError
 from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.token_ids import is_messages
+from draftrt.runtime.text.token_ids import is_messages
 
 IDS = (3, 1, 4, 1, 5)
 

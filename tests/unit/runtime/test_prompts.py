@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from draftrt.errors import BundleError, DraftrtError, FeedError
-from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.prompts import (
     DEFAULT,
     Form,
@@ -21,6 +20,7 @@ from draftrt.runtime.prompts import (
     read_texts,
     read_whole,
 )
+from draftrt.runtime.text.chat import ChatTemplate
 
 TALK = [
     {"role": "system", "content": "s"},

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from draftrt.errors import FeedError
-from draftrt.runtime.chat import ChatTemplate
 from draftrt.runtime.decoding.stats import Round
 from draftrt.runtime.prompts import Form, Request, asked
+from draftrt.runtime.text.chat import ChatTemplate
 from draftrt.validate.doctor.prompt_forms import compare_forms, encode_forms, other_forms
 
 RAW = Form(is_chat=False)

@@ -11,7 +11,7 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from draftrt.runtime.text import StopStrings, TextStream
+from draftrt.runtime.text.stream import StopStrings, TextStream
 
 LETTERS = [chr(code) for code in range(33, 127)]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

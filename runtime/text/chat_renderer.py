@@ -1,8 +1,8 @@
 """The process that renders chat templates: untrusted programs, within limits that the system keeps.
 
 A template comes with a model and may loop for ever or ask for all memory. So it runs in a process
-of its own (`draftrt.runtime.chat` starts it), which answers one line of JSON for each line it gets
-and ends with its input. Nothing is imported here but the standard library and Jinja.
+of its own (`draftrt.runtime.text.chat` starts it), which answers one line of JSON for each line it
+gets and ends with its input. Nothing is imported here but the standard library and Jinja.
 """
 
 from __future__ import annotations

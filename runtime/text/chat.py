@@ -1,7 +1,7 @@
 """Chat templates: messages to the prompt text a target was trained on.
 
 The templates are found and named as transformers does. A process of its own renders them
-(`draftrt.runtime.chat_renderer`), so that no template can hang or fill the caller's.
+(`draftrt.runtime.text.chat_renderer`), so that no template can hang or fill the caller's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from draftrt.codec import read_bytes, read_object
 from draftrt.errors import BackendError, BundleError, FeedError
 from draftrt.lifecycle import Closing
-from draftrt.runtime.token_ids import check_messages
+from draftrt.runtime.text.token_ids import check_messages
 
 Message = Mapping[str, Any]
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -34,7 +34,7 @@ MOST_SECONDS = 10.0  # of processor time for a text
 MOST_WAIT_S = 40.0  # of wall time, on a machine too busy to give it the other
 PROGRAM = (
     "import json, sys; sys.path += json.loads(sys.argv[1]); "
-    "from draftrt.runtime.chat_renderer import serve; serve()"
+    "from draftrt.runtime.text.chat_renderer import serve; serve()"
 )
 
 

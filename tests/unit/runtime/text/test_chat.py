@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from draftrt.errors import BundleError, DraftrtError, FeedError
-from draftrt.runtime.chat import ChatTemplate, load_templates, special_tokens
-from tests.unit.runtime.conversations import CONVERSATIONS, TEMPLATES
+from draftrt.runtime.text.chat import ChatTemplate, load_templates, special_tokens
+from tests.unit.runtime.text.conversations import CONVERSATIONS, TEMPLATES
 
 BOUNDS = "GiB of memory|s of processor time"
 DOUBLED = (

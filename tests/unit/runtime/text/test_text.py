@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from draftrt.errors import BundleError, OptionError
-from draftrt.runtime.text import StopStrings, TextStream, load_tokenizer
+from draftrt.runtime.text.stream import StopStrings, TextStream, load_tokenizer
 
 SPECIAL = 256
 
