@@ -29,6 +29,7 @@ from draftrt.errors import BundleError
 from draftrt.files import (
     NO_ROOM,
     REPLACED,
+    cannot_write,
     scratch_folder,
     sha256_of,
     sync_folder,
@@ -247,9 +248,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     try:
         write_atomically(folder / MANIFEST, manifest_text(manifest).encode())
     except OSError as error:
-        raise BundleError(
-            f"{folder}: cannot be written: {error.strerror}", hint=ELSEWHERE
-        ) from error
+        raise cannot_write(folder / MANIFEST, error, hint=ELSEWHERE) from error
 
 
 @contextmanager
@@ -283,10 +282,7 @@ def new_bundle(path: Path | str, *, force: bool = False) -> Iterator[Path]:
                 with suppress(OSError):  # somebody else put something there
                     folder.rmdir()
             if isinstance(error, OSError) and error.errno in NO_ROOM:
-                raise BundleError(
-                    f"{final}: cannot be written: {error.strerror}",
-                    hint="make room, or write elsewhere",
-                ) from error
+                raise cannot_write(final, error, hint="") from error
             raise
 
 

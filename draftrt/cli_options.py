@@ -13,7 +13,7 @@ import click
 from draftrt.bundle_files import Verify
 from draftrt.codec import path_problem
 from draftrt.errors import DraftrtError, SpecError, UnsupportedError
-from draftrt.files import write_atomically
+from draftrt.files import cannot_write, write_atomically
 from draftrt.quantization import Part, Scheme, parse_quantization
 from draftrt.spec import Family, Precision
 
@@ -137,9 +137,7 @@ def write_output(path: Path, text: str) -> None:
     try:
         write_atomically(path, text.encode())
     except OSError as error:
-        raise DraftrtError(
-            f"{path}: cannot be written: {error.strerror}", hint="give a file elsewhere"
-        ) from error
+        raise cannot_write(path, error, DraftrtError, hint="give a file elsewhere") from error
 
 
 class FiniteRange(click.FloatRange):

@@ -20,7 +20,7 @@ import click
 
 from draftrt.backends import absence_in
 from draftrt.errors import DraftrtError, printable
-from draftrt.files import NO_ROOM
+from draftrt.files import NO_ROOM, ROOM
 
 TRACEBACK = "DRAFTRT_TRACEBACK"
 LESS_MEMORY = (
@@ -126,7 +126,7 @@ def _lost_output(error: OSError | UnicodeEncodeError) -> DraftrtError | None:
 
 
 def _hint_of(error: OSError) -> str:
-    return "make room, or write elsewhere" if error.errno in NO_ROOM else ""
+    return ROOM if error.errno in NO_ROOM else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -36,9 +36,63 @@ from pathlib import Path
 from typing import IO, Any
 
 from draftrt.codec import check_file, read_object
-from draftrt.errors import BundleError
+from draftrt.errors import BundleError, DraftrtError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, or a share of it, is full
+ROOM = "make room, or write elsewhere"
+
+
+def cannot_write(
+    place: Path, error: OSError, kind: type[DraftrtError] = BundleError, *, hint: str
+) -> DraftrtError:
+    """Return the error that a place cannot be written.
+
+    Args:
+        place: a file or folder.
+        error: why.
+        kind: class of the error.
+        hint: what to do where it is not for want of room.
+    """
+    why = error.strerror or str(error)
+    return kind(f"{place}: cannot be written: {why}", hint=ROOM if error.errno in NO_ROOM else hint)
+
+
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Name the place in the error of a write for which there is no room; Python does not.
+
+    Raises:
+        OSError: with the name of the file, or of the place where that is not known.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(place)) from error
+
+
+@contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """Give a folder ``draftrt-PURPOSE-XXXXXXXX`` for files that are gone at the end.
+
+    Raises:
+        DraftrtError: there is no folder for temporary files, or no room in it.
+    """
+    hint = "make room there, or set TMPDIR to a folder that has it"
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=f"draftrt-{purpose}-")
+    except OSError as error:
+        raise DraftrtError(f"temporary files: {error.strerror}", hint=hint) from error
+    with folder as name:
+        try:
+            yield Path(name)
+        except OSError as error:
+            if error.errno not in NO_ROOM or error.filename not in (None, name):
+                raise
+            raise DraftrtError(
+                f"{name}: temporary files cannot be written: {error.strerror}", hint=hint
+            ) from error
 
 
 def sync(stream: IO[bytes]) -> None:
@@ -89,7 +143,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with naming(path), os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
             sync(stream)
         Path(name).chmod(0o644)

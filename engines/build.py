@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from draftrt.engines.capabilities import FACTS, request_findings
 from draftrt.engines.environment import backend_version, find_gpus, target_sms
 from draftrt.engines.options import BuildOptions, narrow, shape_ranges
 from draftrt.engines.process import BuildReply, BuildRequest
-from draftrt.errors import BackendError, BuildError, BundleError, collect
-from draftrt.files import scratch_folder, sha256_of
+from draftrt.errors import BackendError, BuildError, collect
+from draftrt.files import ROOM, cannot_write, naming, scratch_folder, sha256_of
 from draftrt.manifest import GraphEntry, PlanEntry
 
 PLANS = "plans"
@@ -244,6 +244,11 @@ def _failure(
             hint = f"pass a larger --timeout; {hint}"
         elif ending.status == -signal.SIGKILL:
             hint = f"the machine may have run out of memory; {hint}"
+        elif ending.status == process.NO_ROOM_STATUS:
+            problem = (
+                f"{failed_log.with_name(Path(expected.file).name)}: cannot be written: no room"
+            )
+            return BuildError(f"{what}: {problem}", hint=f"{ROOM}; {hint}")
     elif reply.hint:
         return BuildError(f"{what}: {reply.problem}", hint=f"{reply.hint}; {hint}")
     else:
@@ -268,13 +273,17 @@ def _scratch(bundle: Bundle, file: str) -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             final.parent.mkdir(exist_ok=True)
+            stack.callback(_remove_empty, final.parent)
             scratch = stack.enter_context(scratch_folder(final.with_suffix("")))
         except OSError as error:
-            raise BundleError(
-                f"{final.parent}: cannot be written: {error.strerror}",
-                hint=ELSEWHERE,
-            ) from error
-        yield scratch.resolve()
+            raise cannot_write(final.parent, error, hint=ELSEWHERE) from error
+        with naming(final):
+            yield scratch.resolve()
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # there are other plans, or a log
+        folder.rmdir()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from draftrt.engines.capabilities import Backend
 from draftrt.engines.options import ShapeRange
 
 TICK_S = 0.2
+NO_ROOM_STATUS = os.EX_IOERR  # of a process that has no room for the plan or its reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from draftrt.engines import preflight, process
 from draftrt.engines.capabilities import FACTS, Backend, feature_findings
 from draftrt.engines.process import BuildReply, BuildRequest
 from draftrt.errors import BuildError, DraftrtError, collect
+from draftrt.files import NO_ROOM
 
 # Head dimensions that TensorRT-RTX 1.7 has fused 16-bit attention kernels for. It has none for
 # float32: such layers build only when they may be split into separate operations.
@@ -33,7 +34,12 @@ def main(request_file: str, reply_file: str, parent: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _die_with(int(parent))
     request = process.read(BuildRequest, Path(request_file))
-    process.write(Path(reply_file), build(request))
+    try:
+        process.write(Path(reply_file), build(request))
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        sys.exit(process.NO_ROOM_STATUS)
 
 
 def build(request: BuildRequest) -> BuildReply:
@@ -149,7 +155,8 @@ def write_plan(trt: ModuleType, builder: Any, network: Any, config: Any, path: P
     """Build and write the plan, streamed where the module can: that saves a copy of the weights.
 
     Raises:
-        BuildError: the builder gave up (its log says why), or the disk did.
+        BuildError: the builder gave up; its log says why.
+        OSError: the disk did.
     """
     is_streamed = hasattr(builder, "build_serialized_network_to_stream")
     with path.open("wb") as stream:
@@ -157,7 +164,7 @@ def write_plan(trt: ModuleType, builder: Any, network: Any, config: Any, path: P
             writer = _stream_writer(trt, stream)
             done = builder.build_serialized_network_to_stream(network, config, writer)
             if writer.failure is not None:
-                raise BuildError(f"cannot write the plan: {writer.failure}") from writer.failure
+                raise writer.failure
         else:
             plan = builder.build_serialized_network(network, config)
             done = plan is not None

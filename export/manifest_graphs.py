@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from draftrt.export.models.signature import CAPACITY, EXTRA_OUTPUTS, SAMPLED_INP
 from draftrt.export.options import ExportOptions
 from draftrt.export.weights.storage import ByteRange, QuantizedWeight
 from draftrt.export.write_graphs import record_draft, record_target
+from draftrt.files import temporary_folder
 from draftrt.manifest import GraphEntry
 from draftrt.onnx_session import read_onnx
 from draftrt.provenance import tool_versions
@@ -134,8 +134,8 @@ def _expected(
             model = record_target(spec, taps, tensors, options, entry.max_context)
         uses = quantize_graph(model.graph, tensors, entry.quantization)
         quantised = [QuantizedWeight(use, ELSEWHERE, ELSEWHERE) for use in uses]
-        with tempfile.TemporaryDirectory(prefix="draftrt-graph-") as folder:
-            path = Path(folder) / "expected.onnx"
+        with temporary_folder("graph") as folder:
+            path = folder / "expected.onnx"
             places = dict.fromkeys(tensors, ELSEWHERE)
             write_graph(model, tensors, places, path, {CAPACITY: entry.max_context}, quantised)
             return read_onnx(path), read_onnx(flexible_path(path))

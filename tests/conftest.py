@@ -82,6 +82,17 @@ def other_file_system() -> str:
     return "" if is_other else "no second file system at /dev/shm"
 
 
+@functools.cache
+def no_mount() -> str:
+    """Why no file system can be mounted here; empty when one can."""
+    with tempfile.TemporaryDirectory() as place:
+        mount = ["mount", "-t", "tmpfs", "tmpfs", place]
+        if missing_program("mount") or subprocess.run(mount, capture_output=True).returncode:
+            return "no right to mount a file system"
+        subprocess.run(["umount", place], check=True)
+    return ""
+
+
 def missing_program(name: str) -> str:
     """Why a program cannot be called; empty when it can."""
     return "" if shutil.which(name) else f"{name} is not installed"
@@ -93,6 +104,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "no classic TensorRT": lambda: "" if missing_package("tensorrt") else "tensorrt is installed",
     "ONNX Runtime without CUDA": without_cuda,
     "a file system of its own at /dev/shm": other_file_system,
+    "to mount": no_mount,
     "make": lambda: missing_program("make"),
     "cc": lambda: missing_program("cc"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from draftrt.export.graph.layers import EMBEDDING, state_name
 from draftrt.export.weights.overflow import is_finite
 from draftrt.export.weights.quantized import QuantizedRef
 from draftrt.export.weights.tensors import WEIGHT
+from draftrt.files import temporary_folder
 from draftrt.onnx_session import load_onnxruntime
 from draftrt.signature import PAST, PRESENT, cache_names
 from draftrt.spec import Precision
@@ -244,7 +244,7 @@ def _one_thread() -> Iterator[None]:
 @contextmanager
 def _one_layer_file(source: Path, **about: Any) -> Iterator[Path]:
     """Give the graph of one layer for a while; its weights lie beside the graph it is made from."""
-    with tempfile.TemporaryDirectory(prefix="draftrt-layer-") as folder:
-        path = Path(folder) / source.name
+    with temporary_folder("layer") as folder:
+        path = folder / source.name
         write_one_layer(source, path, **about)
         yield path

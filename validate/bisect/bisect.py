@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from draftrt.backends import require
 from draftrt.bundle import Bundle
 from draftrt.bundle_files import Verify
+from draftrt.files import temporary_folder
 from draftrt.spec import DrafterSpec, Precision
 from draftrt.validate.bisect.graph import Graph
 from draftrt.validate.bisect.rounds import reference_rounds
@@ -162,8 +162,8 @@ def _search_file(
     reach = min(entry.max_context, max([0, *windows]) + 2 * spec.block_size + ROOM)
     rows = entry.max_context if file == entry.file else reach
     with (
-        tempfile.TemporaryDirectory(prefix="draftrt-bisect-") as folder,
-        runnable(bundle.file(file), entry.precision, Path(folder)) as (path, precision),
+        temporary_folder("bisect") as folder,
+        runnable(bundle.file(file), entry.precision, folder) as (path, precision),
     ):
         plan = plan_rounds(spec, reach, num_rounds)
         rounds = reference_rounds(module, entry, plan, rows=rows, precision=precision)

@@ -6,7 +6,6 @@ its own error; what earlier steps finished stays where it is.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from draftrt.engines.memory import check_fits
 from draftrt.engines.options import BuildOptions
 from draftrt.engines.pair import ALL, chosen_graphs, next_lines
 from draftrt.errors import ParityError, collect
+from draftrt.files import temporary_folder
 from draftrt.manifest import PlanEntry
 from draftrt.quantization import DRAFT, Quantization, describe
 from draftrt.runtime.decoding.options import DecodeOptions
@@ -293,7 +293,7 @@ def _on_cpu(
         yield out
         return
     report("no bf16 kernels on this CPU: the run uses an fp32 export of the drafter")
-    with tempfile.TemporaryDirectory(prefix="draftrt-fp32-") as name:
+    with temporary_folder("fp32") as folder:
         options = ExportOptions(
             quantization=chosen.quantization,
             sms=tuple(chosen.sms),
@@ -302,7 +302,7 @@ def _on_cpu(
             ignore_keys=of_draft(chosen.ignore_keys),
             target_graph=False,
         )
-        yield export_bundle(draft, target, Path(name) / "bundle", options, report)
+        yield export_bundle(draft, target, folder / "bundle", options, report)
 
 
 def _build(out: Path, options: EngineOptions) -> dict[str, PlanEntry]:

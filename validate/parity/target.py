@@ -7,7 +7,6 @@ with those of the first of its kind, a layer of each kind in two rounds, the voc
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from draftrt.backends import require
 from draftrt.bundle import Bundle
 from draftrt.errors import ExportError
+from draftrt.files import temporary_folder
 from draftrt.onnx_session import onnxruntime_errors
 from draftrt.quantization import TARGET
 from draftrt.spec import Precision
@@ -93,9 +93,9 @@ def _computed(bundle: Bundle, file: str) -> list[str]:
     tensors = as_stored(bundle.file(entry.file), own) if entry.quantization or entry.kept else own
     common = (bundle.file(file), spec, tensors, taps_of(bundle), entry.precision)
     if is_small(tensors):
-        with tempfile.TemporaryDirectory(prefix="draftrt-parity-") as scratch:
-            profile, twin = Profile(entry.profile), Path(scratch)
-            line = check_target(*common, profile, entry.max_context, scratch=twin)
+        with temporary_folder("parity") as scratch:
+            profile = Profile(entry.profile)
+            line = check_target(*common, profile, entry.max_context, scratch=scratch)
         return [f"{file}: {line}"]
     if file != entry.file:  # its layers are other nodes, compared with the facts above
         return []

@@ -7,7 +7,6 @@ float32 as well: what it proves is the graph, not the rounding in between, and t
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from draftrt.backends import ONNXRUNTIME, require
 from draftrt.bundle import Bundle
+from draftrt.files import temporary_folder
 from draftrt.manifest import GraphEntry
 from draftrt.quantization import DRAFT, PRODUCTS, Scheme
 from draftrt.runtime.backends.base import GraphSession
@@ -72,10 +72,10 @@ def subjects_of(bundle: Bundle, backend: str) -> Iterator[list[Subject]]:
     from draftrt.export.graph.float32 import runnable
 
     with ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftrt-parity-"))
+        scratch = stack.enter_context(temporary_folder("parity"))
         files = dict.fromkeys(one for one in (entry.file, entry.flexible) if one)
         ready = {
-            file: stack.enter_context(runnable(bundle.file(file), entry.precision, Path(scratch)))
+            file: stack.enter_context(runnable(bundle.file(file), entry.precision, scratch))
             for file in files
         }
         paths = {file: path for file, (path, _) in ready.items()}

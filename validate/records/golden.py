@@ -11,7 +11,6 @@ it is counted how often the choice is still the recorded one.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from draftrt.backends import ONNXRUNTIME
 from draftrt.compare.arrays import Finding, compare_ids, compare_top, compare_values
 from draftrt.compare.measures import Judge, Measure
 from draftrt.errors import DraftrtError, SpecError
+from draftrt.files import temporary_folder
 from draftrt.signature import ANCHOR, CONTEXT_LENGTH, TARGET_HIDDEN
 from draftrt.spec import DrafterSpec, Precision, TargetSpec
 from draftrt.tolerances import RECORD, Limit, golden_limit, limit_of
@@ -215,9 +215,9 @@ def _check_graph(
         max_context=context_of(case, loaded.spec),
         extra_outputs=EXTRA_OUTPUTS,
     )
-    with tempfile.TemporaryDirectory(prefix="draftrt-golden-") as name:
-        entry = write_draft_graph(loaded, Path(name), options, report)
-        file, is_exact = Path(name) / entry.file, limit is not MEASURED
+    with temporary_folder("golden") as folder:
+        entry = write_draft_graph(loaded, folder, options, report)
+        file, is_exact = folder / entry.file, limit is not MEASURED
         with OrtSession(file, entry.signature, is_exact=is_exact) as session:
             return compare_case(case, DraftSession(loaded.spec, session).draft, loaded.spec, limit)
 

@@ -21,7 +21,7 @@ from draftrt.bundle import Bundle, hash_files, write_manifest
 from draftrt.compare.arrays import Finding
 from draftrt.compare.measures import Measure
 from draftrt.errors import DraftrtError
-from draftrt.files import sha256_of
+from draftrt.files import sha256_of, temporary_folder
 from draftrt.manifest import Manifest
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.spec import Precision
@@ -136,7 +136,7 @@ def check_matrix(
             yield from check_source(source, settings, report)
         return
     with (
-        tempfile.TemporaryDirectory(prefix="draftrt-matrix-") as scratch,
+        temporary_folder("matrix") as scratch,
         _processes(jobs, scratch) as pool,
     ):
         for rows in pool.map(check_source, sources, [settings] * len(sources)):
@@ -144,7 +144,7 @@ def check_matrix(
 
 
 @contextmanager
-def _processes(jobs: int, scratch: str) -> Iterator[ProcessPoolExecutor]:
+def _processes(jobs: int, scratch: Path) -> Iterator[ProcessPoolExecutor]:
     """Give processes that end with the block, at once where it is left by an exception.
 
     Args:
@@ -155,7 +155,7 @@ def _processes(jobs: int, scratch: str) -> Iterator[ProcessPoolExecutor]:
         max_workers=jobs,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin,
-        initargs=(scratch,),
+        initargs=(str(scratch),),
     ) as pool:
         try:
             yield pool
@@ -192,21 +192,23 @@ def check_source(
     for precision in settings.precisions:
         report(f"{source.name}: {precision.value}")
         started = perf_counter()
-        try:
-            with tempfile.TemporaryDirectory(prefix="draftrt-matrix-") as name:
-                bundle = _export(loaded, Path(name), precision, context)
+        with temporary_folder("matrix") as folder:
+            try:
+                bundle = _export(loaded, folder, precision, context)
                 parity = check_parity(bundle.path, num_rounds=settings.num_rounds)
                 record = None if case is None else _against_record(case, bundle)
-            row = MatrixRow(
+            except DraftrtError as error:
+                rows.append(MatrixRow(name=source.name, precision=precision, error=error))
+                continue
+        rows.append(
+            MatrixRow(
                 name=source.name,
                 precision=precision,
                 parity=parity,
                 record=record,
                 seconds=perf_counter() - started,
             )
-        except DraftrtError as error:
-            row = MatrixRow(name=source.name, precision=precision, error=error)
-        rows.append(row)
+        )
     return rows
 
 

@@ -7,7 +7,6 @@ how far those are is measured when it is asked for, and not judged.
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from draftrt.backends import ONNXRUNTIME
 from draftrt.compare.arrays import Finding, compare_ids, compare_values
+from draftrt.files import temporary_folder
 from draftrt.lifecycle import Closing
 from draftrt.signature import Signature, cache_specs, state_specs
 from draftrt.spec import DecoderSpec, Precision
@@ -213,8 +213,8 @@ def _answers(
     taps = tuple(dict.fromkeys((-1, 0, spec.num_layers - 1)))
     ids = MEASURED if limit is MEASURED else EXACT
     found: dict[str, Finding] = {}
-    with tempfile.TemporaryDirectory(prefix="draftrt-golden-") as scratch:
-        opened, norm = _open(Path(scratch), checkpoint, spec, taps, context, backend, report)
+    with temporary_folder("golden") as scratch:
+        opened, norm = _open(scratch, checkpoint, spec, taps, context, backend, report)
         with closing(opened) as target:
             for name in prompts:
                 for key, finding in _prompt(

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.bundle import new_bundle
-from draftrt.files import sha256_of, write_atomically
+from draftrt.files import cannot_write, sha256_of, write_atomically
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.signature import ANCHOR, TARGET_HIDDEN
@@ -316,7 +316,7 @@ def record_trajectories(
     try:
         write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
     except OSError as error:
-        raise RecordError(f"{out}: cannot be written: {error.strerror}") from error
+        raise cannot_write(out, error, RecordError, hint="choose another -o file") from error
     return out
 
 

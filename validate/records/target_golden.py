@@ -11,7 +11,6 @@ all of its rows. No call is made twice, and what a call commits is committed onc
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from draftrt.backends import require
 from draftrt.compare.arrays import Finding, compare_choices, compare_top, compare_values
 from draftrt.errors import DraftrtError, SpecError
+from draftrt.files import temporary_folder
 from draftrt.runtime.targets.base import TargetRows
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.signature import COMMIT_ROWS, DimRange, Signature
@@ -166,8 +166,7 @@ def exported_target(case: TargetCase, report: Report) -> Iterator[OpenedTarget]:
     _check_fit(case, decoder.num_layers, decoder.hidden_size, decoder.vocab_size)
     context = case.longest + max((one.max_rows for one in case.sessions), default=1)
     options = ExportOptions(precision=Precision.FP32, max_context=context)
-    with tempfile.TemporaryDirectory(prefix="draftrt-golden-") as name:
-        folder = Path(name)
+    with temporary_folder("golden") as folder:
         with weight_files(folder, options.weights) as files:
             weights = place_target(decoder, case.target, options, context, files)
             from draftrt.export.write_graphs import write_target_graph

@@ -12,7 +12,6 @@ Also knows the two ways in which publishers' loops end, because the record does 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.bundle import Bundle
+from draftrt.files import temporary_folder
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.stats import Round
 from draftrt.runtime.pair import Pair
@@ -148,9 +148,9 @@ def _exported(
     from draftrt.runtime.load import load
 
     is_graph = target_port == "graph"
-    with tempfile.TemporaryDirectory(prefix="draftrt-trajectories-") as name:
+    with temporary_folder("trajectories") as scratch:
         options = ExportOptions(target_graph=is_graph)
-        bundle = export_bundle(draft, target, Path(name) / "bundle", options, report)
+        bundle = export_bundle(draft, target, scratch / "bundle", options, report)
         block_size = Bundle.open(bundle).drafter().block_size
         folder = None if is_graph else target
         with load(bundle, target=folder, target_port=target_port) as pair:
