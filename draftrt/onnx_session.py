@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from draftrt.backends import absence_in
+from draftrt.backends import import_package
 from draftrt.errors import BackendError, BundleError
 
 # How ONNX Runtime's CPU kernels multiply with int4 and int8 weights. Rounding the activations to
@@ -26,19 +26,10 @@ def load_onnxruntime() -> ModuleType:
     """Import and return ``onnxruntime``, its telemetry off.
 
     Raises:
-        BackendError: it is not installed.
+        BackendError: it is not installed, or cannot be loaded.
     """
     os.environ.setdefault(NO_TELEMETRY, "1")
-    try:
-        import onnxruntime
-    except ImportError as error:
-        if absent := absence_in(error, what="the onnxruntime backend"):
-            raise absent from error
-        raise BackendError(
-            f"the package onnxruntime cannot be loaded: {error}",
-            hint="pip install --force-reinstall 'draftrt[ort]'",
-        ) from error
-    module: ModuleType = onnxruntime
+    module = import_package("onnxruntime", what="the onnxruntime backend")
     module.disable_telemetry_events()
     return module
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import importlib.util
 from dataclasses import dataclass
 
-from draftrt.backends import EXTRAS
+from draftrt.backends import EXTRAS, require
 from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.errors import BackendError
 
@@ -37,18 +36,14 @@ def backend_version(backend: Backend) -> str:
     Raises:
         BackendError: the package or Polygraphy is not installed; the hint names the pip extra.
     """
-    hint = f"pip install 'draftrt[{EXTRAS[backend.module]}]'"
-    for module in (backend.module, "polygraphy"):
-        if importlib.util.find_spec(module) is None:
-            raise BackendError(
-                f"backend {backend.value}: Python package {module!r} is not installed", hint=hint
-            )
+    extra = EXTRAS[backend.module]
+    require(backend.module, "polygraphy", what=f"backend {backend.value}", extra=extra)
     providers = importlib.metadata.packages_distributions().get(backend.module, [])
     if not providers:
         raise BackendError(
             f"backend {backend.value}: module {backend.module!r} is there, but no installed "
             "package says its version",
-            hint=hint,
+            hint=f"pip install --force-reinstall 'draftrt[{extra}]'",
         )
     return importlib.metadata.version(providers[0])
 

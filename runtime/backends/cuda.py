@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.backends import import_package
 from draftrt.dtypes import BY_NAME
 from draftrt.errors import BackendError
 
@@ -32,16 +33,17 @@ class Cuda:
         stream: handle of the stream.
     """
 
-    def __init__(self, device: int = 0) -> None:
+    def __init__(self, device: int = 0, *, extra: str = "rtx") -> None:
         """Take a GPU into use.
 
         Args:
             device: its index.
+            extra: of draftrt, that brings cuda-bindings and what needs it.
 
         Raises:
             BackendError: cuda-bindings is missing, or there is no usable GPU.
         """
-        self._api = _import_api()
+        self._api = import_package("cuda.bindings.runtime", what="a TensorRT session", extra=extra)
         count = _ask(self._api, "cudaGetDeviceCount")
         if device >= count:
             raise BackendError(f"got GPU {device}, expected one of the {count} that are here")
@@ -136,18 +138,6 @@ def host_array(address: int, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
     memory = (ctypes.c_char * num_bytes).from_address(address)
     array: NDArray[Any] = np.frombuffer(memoryview(memory).cast("B"), kind).reshape(shape)
     return array
-
-
-def _import_api() -> ModuleType:
-    try:
-        from cuda.bindings import runtime
-    except ImportError as error:
-        raise BackendError(
-            f"TensorRT sessions need the package cuda-bindings: {error}",
-            hint="pip install 'draftrt[rtx]', or 'draftrt[trt]' for classic TensorRT",
-        ) from error
-    api: ModuleType = runtime
-    return api
 
 
 def _ask(api: ModuleType, name: str) -> int:

@@ -6,10 +6,9 @@ refusal, because each is repaired differently.
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 
-from draftrt.backends import BACKENDS, EXTRAS, MODULES, PLANNED, TENSORRT_RTX
+from draftrt.backends import BACKENDS, EXTRAS, MODULES, PLANNED, TENSORRT_RTX, import_package
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError
 from draftrt.manifest import PlanEntry
@@ -32,7 +31,7 @@ def open_plan(bundle: Bundle, graph: str, backend: str) -> TrtSession:
     entry = bundle.graph(graph)
     module = import_tensorrt(backend)
     plans_of(bundle, graph, backend)  # said before a missing GPU is
-    cuda = Cuda()
+    cuda = Cuda(extra=EXTRAS[MODULES[backend]])
     plan = choose_plan(bundle, graph, backend, version=module.__version__, sm=cuda.sm)
     path = bundle.file(plan.file)
     is_stripped = plan.options.get("weights") == "stripped"
@@ -55,13 +54,7 @@ def import_tensorrt(backend: str) -> ModuleType:
     if backend not in PLANNED:
         raise BackendError(f"no backend {backend!r}, there is {list(BACKENDS)}")
     name = MODULES[backend]
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise BackendError(
-            f"the {backend} backend needs the package {name}: {error}",
-            hint=f"pip install 'draftrt[{EXTRAS[name]}]'",
-        ) from error
+    return import_package(name, what=f"the {backend} backend")
 
 
 def choose_plan(bundle: Bundle, graph: str, backend: str, *, version: str, sm: int) -> PlanEntry:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.backends import absence_in
+from draftrt.backends import import_package, require
 from draftrt.codec import read_object
 from draftrt.errors import BackendError, SpecError, UnsupportedError
 from draftrt.runtime.targets.base import TargetRows
@@ -260,17 +260,12 @@ def check_same_target(folder: Path, spec: TargetSpec) -> None:
 
 
 def _import_frameworks() -> tuple[ModuleType, ModuleType]:
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        if absent := absence_in(error, what="a Hugging Face target"):
-            raise absent from error
-        raise BackendError(
-            f"a Hugging Face target needs torch and transformers: {error}",
-            hint="pip install 'draftrt[hf]'",
-        ) from error
-    return torch, transformers
+    what = "a Hugging Face target"
+    require("torch", "transformers", what=what, extra="hf")
+    return (
+        import_package("torch", what=what, extra="hf"),
+        import_package("transformers", what=what, extra="hf"),
+    )
 
 
 def load_pretrained(transformers: ModuleType, kind: Any, folder: Path, **options: Any) -> Any:

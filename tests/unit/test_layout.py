@@ -120,6 +120,7 @@ LOADS_TORCH = {
 TORCH_IN_RUNTIME = {"targets/huggingface.py"}
 # The spine's files that reach into a stage, inside functions: the command line and `draftrt.load`.
 STAGES_IN_CALLS = {"cli.py", "__init__.py"}
+IMPORTERS = ("import_module", "import_package")
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "polygraphy", "tensorrt", "tensorrt_rtx")
 
 
@@ -133,7 +134,7 @@ class Import:
 
 
 def imports_of(text: str) -> Iterator[Import]:
-    """Every import of a source text: statements, and import_module calls on a literal name."""
+    """Every import of a source text: statements, and calls of `IMPORTERS` on a literal name."""
     yield from visit(ast.parse(text), at_import=True)
 
 
@@ -147,7 +148,7 @@ def visit(node: ast.AST, *, at_import: bool) -> Iterator[Import]:
             yield from (
                 Import(f"{origin}.{alias.name}", child.lineno, at_import) for alias in child.names
             )
-        elif isinstance(child, ast.Call) and "import_module" in ast.unparse(child.func):
+        elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith(IMPORTERS):
             yield from (
                 Import(str(argument.value), child.lineno, at_import)
                 for argument in child.args
@@ -243,6 +244,7 @@ def test_every_file_imports_only_what_its_folder_may(root: Path) -> None:
         ("runtime", "targets/base.py", "def f():\n from draftrt.runtime import pair", False),
         ("runtime", "targets/huggingface.py", "def f():\n import torch", True),
         ("runtime", "targets/huggingface.py", "import torch", False),
+        ("runtime", "pair.py", "def f():\n import_package('torch', what='it')", False),
         ("runtime", "backends/ort.py", "import onnxruntime", False),
         ("runtime", "backends/ort.py", "def f():\n import onnxruntime", True),
         ("validate", "parity/parity.py", "from draftrt.export import onnx", True),

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from draftrt.backends import EXTRAS, absence, require
+from draftrt.backends import EXTRAS, absence, import_package, require
 from draftrt.cli import group
 from draftrt.errors import BackendError
 from draftrt.export.options import ExportOptions
@@ -93,11 +93,18 @@ def commands(found: click.Command, above: tuple[str, ...] = ()) -> Iterator[str]
 def ends(
     missing: list[str], names: list[str], root: Path, bundle: Path, folder: Path
 ) -> dict[str, tuple[int, str]]:
-    """How commands end without some packages: name to exit status and standard error."""
-    prompts, out = folder / "prompts.txt", folder / "out"
-    prompts.write_text("a song\n")
-    values = {"bundle": str(bundle), "out": str(out), "prompts": str(prompts)}
-    lines = [(name, [word.format(**values) for word in WORDS[name]]) for name in names]
+    """How commands end without some packages: name to exit status and standard error.
+
+    Each is asked for its help too, which needs none.
+    """
+    prompts = folder / "prompts.txt"
+    prompts.write_text("a song of three bags\n" * 3)
+    values = {"bundle": bundle, "prompts": prompts}
+    lines = [
+        (name, [word.format(**values, out=folder / f"out-{name}") for word in words])
+        for name in names
+        for words in (WORDS[name], ["--help"])
+    ]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, json.dumps([missing, lines])],
         cwd=root,
@@ -105,8 +112,11 @@ def ends(
         text=True,
         check=True,
     )
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert not out.exists()
+    every = [json.loads(line) for line in done.stdout.splitlines()]
+    rows, helps = every[::2], every[1::2]
+    assert [name for name, status, _ in helps if status] == []
+    written = [name for name, status, _ in rows if status and (folder / f"out-{name}").exists()]
+    assert not written
     return {name: (status, error) for name, status, error in rows}
 
 
@@ -115,7 +125,8 @@ def test_every_command_of_a_plain_install_works_or_names_its_extra(
 ) -> None:
     names = [name for name in commands(group) if name in WORDS]
     assert set(commands(group)) - set(names) <= NEED_NONE, "add the command to WORDS"
-    found = ends(list(EXTRAS), names, root, bundle, tmp_path)
+    extras = [package for package, extra in EXTRAS.items() if extra]
+    found = ends(extras, names, root, bundle, tmp_path)
     assert list(found) == names
     for name, (status, error) in found.items():
         if name in NEED_NONE:
@@ -124,6 +135,28 @@ def test_every_command_of_a_plain_install_works_or_names_its_extra(
         assert status == 1, (name, error)
         assert "Hint: pip install 'draftrt[" in error, (name, error)
         assert "Traceback" not in error, (name, error)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("package", sorted(EXTRAS))
+def test_a_command_works_without_a_package_or_names_it_with_its_extra(
+    package: str, root: Path, bundle: Path, tmp_path: Path
+) -> None:
+    found = ends([package], list(WORDS), root, bundle, tmp_path)
+    wrong = {
+        name: (status, error)
+        for name, (status, error) in found.items()
+        if "Traceback" in error
+        or "a defect of draftrt" in error
+        or not (status in (0, 3) or (status == 1 and is_named(package, error)))
+    }
+    assert not wrong
+
+
+def is_named(package: str, error: str) -> bool:
+    """Whether an error says what is missing and how to get it, or that it is of another cause."""
+    is_missing = package in error and "Hint: pip install" in error
+    return is_missing or "no usable NVIDIA GPU" in error
 
 
 @pytest.mark.extended
@@ -148,10 +181,31 @@ def test_one_package_that_is_missing_is_named_with_its_extra(
 
 def test_all_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     require("json", what="it")
+    assert absence("jinja2", what="it").hint == "pip install draftrt"
+    assert (
+        absence("torch", "transformers", what="it", extra="hf").hint == "pip install 'draftrt[hf]'"
+    )
     assert str(absence("torch", "onnx", "onnxruntime", what="it")) == (
         "it needs the packages torch, onnx and onnxruntime, which are not installed\n"
         "  Hint: pip install 'draftrt[export,ort]'"
     )
     monkeypatch.setitem(EXTRAS, "no_such_package", "rtx")
-    with pytest.raises(BackendError, match="it needs the package no_such_package, which is not"):
+    says = "it needs the package no_such_package, which is not"
+    with pytest.raises(BackendError, match=says):
         require("json", "no_such_package", what="it")
+    with pytest.raises(BackendError, match=says):
+        import_package("no_such_package", what="it")
+
+
+def test_a_package_that_cannot_be_loaded_is_no_missing_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "broken_one.py").write_text("import a_package_that_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(EXTRAS, "broken_one", "rtx")
+    with pytest.raises(BackendError) as told:
+        import_package("broken_one", what="it")
+    assert str(told.value) == (
+        "the package broken_one cannot be loaded: No module named 'a_package_that_nobody_has'\n"
+        "  Hint: pip install --force-reinstall 'draftrt[rtx]'"
+    )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
 from typing import Any
 
+from draftrt.backends import missing
 from draftrt.bundle import Bundle
 from draftrt.errors import BackendError
 from draftrt.runtime.load import find_target
@@ -117,12 +117,11 @@ def load_rivals(
     Raises:
         BackendError: the target's folder is gone, or a folder cannot be loaded.
     """
-    absent = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
-    if absent:
+    if absent := missing("torch", "transformers"):
         return [], [f"transformers, z-lab's loop: not run, {' and '.join(absent)} not installed"]
     own = Transformers(find_target(bundle, target), threads)
     found = bundle.drafter().checkpoint_format
-    if importlib.util.find_spec("dflash") is None:
+    if missing("dflash"):
         reason = "not installed (pip install dflash==0.1.0)"
     elif found != ZLAB_FORMAT:
         reason = f"it loads its own checkpoint format, this drafter's is {found}"

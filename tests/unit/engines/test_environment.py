@@ -74,10 +74,11 @@ def test_a_missing_package_names_the_extra_that_installs_it(root: Path, tmp_path
         text=True,
         check=True,
     ).stdout
+    absent = "and polygraphy, which are not installed"
     assert output.splitlines() == [
-        "backend tensorrt-rtx: Python package 'tensorrt_rtx' is not installed",
+        f"backend tensorrt-rtx needs the packages tensorrt_rtx {absent}",
         "  Hint: pip install 'draftrt[rtx]'",
-        "backend tensorrt: Python package 'tensorrt' is not installed",
+        f"backend tensorrt needs the packages tensorrt {absent}",
         "  Hint: pip install 'draftrt[trt]'",
     ]
 

@@ -152,7 +152,7 @@ def test_the_chosen_plan_is_opened_with_a_cache_of_its_own_for_this_gpu(
     seen: list[object] = []
     module = SimpleNamespace(__version__="1.7")
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", module)
-    monkeypatch.setattr(trt_plan, "Cuda", lambda: SimpleNamespace(sm=89))
+    monkeypatch.setattr(trt_plan, "Cuda", lambda extra: SimpleNamespace(sm=89))
     monkeypatch.setattr(trt_plan, "TrtSession", lambda *args, **kwargs: seen.extend((args, kwargs)))
     bundle = make(PLAN)
     open_plan(bundle, "draft", "tensorrt-rtx")

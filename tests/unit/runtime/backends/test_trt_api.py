@@ -133,12 +133,16 @@ def test_a_machine_without_a_gpu_is_told_so() -> None:
     assert "onnxruntime" in refusal.value.hint
 
 
-def test_missing_bindings_name_the_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(BackendError, match="cuda-bindings") as refusal:
-        Cuda()
-    assert "draftrt[rtx]" in refusal.value.hint
-    assert "draftrt[trt]" in refusal.value.hint
+@pytest.mark.parametrize("extra", ["rtx", "trt"])
+@pytest.mark.parametrize("name", ["cuda", "cuda.bindings.runtime"])
+def test_missing_bindings_name_the_extra(
+    monkeypatch: pytest.MonkeyPatch, name: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(BackendError, match="needs the package cuda-bindings, which") as refusal:
+        Cuda(extra=extra)
+    assert refusal.value.hint == f"pip install 'draftrt[{extra}]'"
 
 
 def test_host_memory_is_seen_as_an_array_that_can_be_written() -> None:
