@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from draftrt.runtime.decoding.grammar import Grammar
     from draftrt.runtime.decoding.options import DecodeOptions
     from draftrt.runtime.pair import Pair
 
 __version__ = "0.1.0"
-__all__ = ["DecodeOptions", "__version__", "load"]
+__all__ = ["DecodeOptions", "Grammar", "__version__", "load"]
 
 
 def load(
@@ -46,4 +47,8 @@ def __getattr__(name: str) -> object:
         from draftrt.runtime.decoding.options import DecodeOptions
 
         return DecodeOptions
+    if name == "Grammar":
+        from draftrt.runtime.decoding.grammar import Grammar
+
+        return Grammar
     raise AttributeError(f"module 'draftrt' has no attribute {name!r}")

@@ -33,6 +33,11 @@ EXTRAS = {
     "tensorrt_rtx": "rtx",
     "tensorrt": "trt",
     "cuda": "rtx",
+    "llguidance": "grammar",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "pydantic": "serve",
+    "prometheus_client": "serve",
 }
 DISTRIBUTIONS = {"cuda": "cuda-bindings"}  # where pip has another name
 

@@ -24,6 +24,7 @@ from draftrt.cli_options import (
     threads_option,
 )
 from draftrt.errors import printable
+from draftrt.runtime.decoding.grammar import Grammar, read_text
 from draftrt.runtime.decoding.options import (
     PROPOSALS,
     SCHEDULES,
@@ -128,6 +129,30 @@ def decode_options(function: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+def grammar_options(function: F) -> F:
+    """Give a command the options that say what its output must obey: one ``grammar`` or None."""
+
+    @click.option("--json-schema", type=InputPath(), help="File with the output's JSON schema.")
+    @click.option("--regex", type=TEXT, help="Regular expression that the whole output is.")
+    @click.option("--lark", type=InputPath(), help="File with a Lark grammar of the output.")
+    @functools.wraps(function)
+    def wrapped(
+        *args: Any, json_schema: Path | None, regex: str | None, lark: Path | None, **given: Any
+    ) -> None:
+        if sum(one is not None for one in (json_schema, regex, lark)) > 1:
+            raise click.UsageError("--json-schema, --regex and --lark exclude each other")
+        grammar = None
+        if regex is not None:
+            grammar = Grammar.regex(regex)
+        elif lark is not None:
+            grammar = Grammar.lark(read_text(lark))
+        elif json_schema is not None:
+            grammar = Grammar.json_schema(read_text(json_schema))
+        function(*args, grammar=grammar, **given)
+
+    return wrapped  # type: ignore[return-value]
+
+
 @click.command()
 @click.argument("bundle", type=InputPath())
 @click.option(
@@ -163,6 +188,7 @@ def decode_options(function: F) -> F:
     help="How the target runs.  [default: graph where the bundle has one, else hf]",
 )
 @decode_options
+@grammar_options
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS),
@@ -190,6 +216,7 @@ def run(
     target_port: str | None,
     options: DecodeOptions,
     stop: tuple[str, ...],
+    grammar: Grammar | None,
     backend: str,
     device: str,
     plain: bool,
@@ -227,13 +254,13 @@ def run(
                 label = printable(requests[number - 1].label.replace("\n", " ")[:60])
                 click.echo(f"prompt {number} of {len(every)}: {label}", err=True)
             if is_json:
-                done = pair.generate(ids, options, stop=stop, speculate=not plain)
+                done = pair.generate(ids, options, stop=stop, grammar=grammar, speculate=not plain)
                 click.echo(json.dumps(_report(done, form)))
                 _explain(pair, done.token_ids, done.finish)
             else:
                 if number > 1:
                     click.echo()
-                _print_text(pair, ids, options, stop, speculate=not plain)
+                _print_text(pair, ids, options, stop, grammar, speculate=not plain)
 
 
 def _requests(
@@ -254,13 +281,14 @@ def _print_text(
     ids: Sequence[int],
     options: DecodeOptions,
     stop: tuple[str, ...],
+    grammar: Grammar | None,
     *,
     speculate: bool,
 ) -> None:
     is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: closed
     stats, tokens = Stats(), list[int]()
     finish: FinishReason | None = None
-    for chunk in pair.stream(ids, options, stop=stop, speculate=speculate):
+    for chunk in pair.stream(ids, options, stop=stop, grammar=grammar, speculate=speculate):
         click.echo(printable(chunk.text) if is_terminal else chunk.text, nl=False)  # echo flushes
         stats.add(chunk.round)
         tokens += chunk.token_ids

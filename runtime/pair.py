@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from draftrt.errors import OptionError
 from draftrt.lifecycle import Closing
 from draftrt.manifest import Costs
 from draftrt.runtime.decoding.drafter import DraftSession
+from draftrt.runtime.decoding.grammar import Grammar, GrammarTokenizer
 from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.stats import FinishReason, Round, Stats
@@ -155,6 +157,7 @@ class Pair(Closing):
         options: DecodeOptions | None = None,
         *,
         speculate: bool = True,
+        grammar: Grammar | None = None,
     ) -> Generator[Round, None, None]:
         """Decode ids and return the rounds; closing the iterator at any time is harmless.
 
@@ -162,6 +165,7 @@ class Pair(Closing):
             prompt_ids: at least one token.
             options: see `DecodeOptions`.
             speculate: False decodes with the target alone.
+            grammar: what the output must obey; None: anything.
 
         Raises:
             FeedError: no ids of the target, or prompt and wanted tokens do not fit the caches.
@@ -169,7 +173,8 @@ class Pair(Closing):
             UnsupportedError: a confidence threshold without a confidence head.
             BusyError: while it is read: a later call has taken the caches.
         """
-        return InTurns(self._rounds(prompt_ids, options, speculate=speculate), self._turn)
+        rounds = self._rounds(prompt_ids, options, speculate=speculate, grammar=grammar)
+        return InTurns(rounds, self._turn)
 
     def stream(
         self,
@@ -178,6 +183,7 @@ class Pair(Closing):
         *,
         stop: Sequence[str] = (),
         speculate: bool = True,
+        grammar: Grammar | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> Generator[Chunk, None, None]:
         """Decode and return the text round by round; closing the iterator at any time is harmless.
@@ -187,18 +193,21 @@ class Pair(Closing):
             options: see `DecodeOptions`.
             stop: strings that end the text, themselves not part of it.
             speculate: False decodes with the target alone.
+            grammar: what the output must obey; None: anything. The output ends where the grammar
+                allows nothing more, or with a stop token where it is complete.
             template_variables: as in `encode`.
 
         Raises:
             FeedError: no prompt (see `token_ids`), or it and the wanted tokens do not fit the
                 caches.
-            OptionError: options or stop strings of a wrong kind.
+            OptionError: options or stop strings of a wrong kind, or a grammar that does not
+                compile.
             UnsupportedError: a confidence threshold without a confidence head.
             BundleError: messages without a chat template.
             BusyError: while it is read: a later call has taken the caches.
         """
         prompt_ids = self._ids(prompt, template_variables)
-        chunks = self._chunks(prompt_ids, options, stop, speculate=speculate)
+        chunks = self._chunks(prompt_ids, options, stop, speculate=speculate, grammar=grammar)
         return InTurns(chunks, self._turn)
 
     def generate(
@@ -208,6 +217,7 @@ class Pair(Closing):
         *,
         stop: Sequence[str] = (),
         speculate: bool = True,
+        grammar: Grammar | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> Completion:
         """Decode to the end; arguments and errors as in `stream`.
@@ -215,7 +225,7 @@ class Pair(Closing):
         Calls of several threads wait for each other.
         """
         prompt_ids = self._ids(prompt, template_variables)
-        steps = self._chunks(prompt_ids, options, stop, speculate=speculate)
+        steps = self._chunks(prompt_ids, options, stop, speculate=speculate, grammar=grammar)
         with self._turn, closing(steps):
             chunks = list(steps)
         return Completion(
@@ -241,7 +251,12 @@ class Pair(Closing):
         return checked_ids(prompt, self._num_ids)
 
     def _rounds(
-        self, prompt_ids: Any, options: DecodeOptions | None, *, speculate: bool
+        self,
+        prompt_ids: Any,
+        options: DecodeOptions | None,
+        *,
+        speculate: bool,
+        grammar: Grammar | None,
     ) -> Generator[Round, None, None]:
         """Return the rounds of checked ids and options, to be read under the turn."""
         if options is not None and not isinstance(options, DecodeOptions):
@@ -257,7 +272,14 @@ class Pair(Closing):
                 f"stop_ids has {max(options.stop_ids)}, expected ids below {self._num_ids}, the "
                 "rows of the target's table"
             )
-        return (self.decoder if speculate else self._plain).decode(ids, options)
+        matcher = None
+        if grammar is not None:
+            matcher = self._grammar_tokenizer.matcher(grammar, options.stop_ids or ())
+        return (self.decoder if speculate else self._plain).decode(ids, options, matcher)
+
+    @cached_property
+    def _grammar_tokenizer(self) -> GrammarTokenizer:
+        return GrammarTokenizer(self.template.folder / "tokenizer.json", self.stop_ids)
 
     def _chunks(
         self,
@@ -266,8 +288,9 @@ class Pair(Closing):
         stop: Sequence[str],
         *,
         speculate: bool,
+        grammar: Grammar | None,
     ) -> Generator[Chunk, None, None]:
-        rounds = self._rounds(prompt_ids, options, speculate=speculate)
+        rounds = self._rounds(prompt_ids, options, speculate=speculate, grammar=grammar)
         text = TextStream(self._tokenizer, prompt_ids)
         return _chunks(rounds, text, StopStrings(stop), options.min_tokens if options else 0)
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.runtime.decoding.grammar import GrammarMatcher
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.proposal import DraftDistribution, Proposal
 from draftrt.runtime.targets.base import TargetRows
@@ -35,16 +36,24 @@ class Chooser:
 
     Attributes:
         want_logits: whether the target's logits are needed beside its most probable tokens.
+        grammar: what the output obeys; None: anything.
     """
 
-    def __init__(self, options: DecodeOptions, rng: np.random.Generator) -> None:
-        self.want_logits = (
-            not options.is_greedy
-            or options.repetition_penalty != 1
-            or (options.min_tokens > 0 and bool(options.stop_ids))
+    def __init__(
+        self,
+        options: DecodeOptions,
+        rng: np.random.Generator,
+        grammar: GrammarMatcher | None = None,
+    ) -> None:
+        self._is_plain = (
+            options.is_greedy
+            and options.repetition_penalty == 1
+            and not (options.min_tokens > 0 and options.stop_ids)
         )
+        self.want_logits = not self._is_plain or grammar is not None
         self._options = options
         self._rng = rng
+        self.grammar = grammar
 
     def accept(
         self, proposal: Proposal, rows: TargetRows, text_ids: Sequence[int], num_new: int
@@ -58,10 +67,14 @@ class Chooser:
             num_new: how many of them are new.
         """
         drafts: list[int] = proposal.token_ids.tolist()
+        chosen: list[int] = rows.token_ids.tolist()
         if not self.want_logits:
-            chosen: list[int] = rows.token_ids.tolist()
             return accept_matching(drafts, chosen.__getitem__)
-        view = _RowView(self._options, rows.logits, drafts, text_ids, num_new)
+        view = _RowView(self._options, rows.logits, drafts, text_ids, num_new, self.grammar)
+        if self._is_plain:
+            return accept_matching(
+                drafts, lambda row: view.likeliest(row, int(rows.token_ids[row]))
+            )
         if self._options.is_greedy:
             return accept_matching(drafts, lambda row: int(view.scores(row).argmax()))
         return accept_rejection(
@@ -82,10 +95,12 @@ class _RowView:
         drafts: list[int],
         text_ids: Sequence[int],
         num_new: int,
+        grammar: GrammarMatcher | None,
     ) -> None:
         if logits is None:
             raise AssertionError("the target was asked for logits and gave none")
         self._options, self._logits, self._drafts, self._num_new = options, logits, drafts, num_new
+        self._grammar = grammar
         self._seen: NDArray[np.bool_] | None = None
         if options.repetition_penalty != 1:
             self._seen = np.zeros(logits.shape[1], np.bool_)
@@ -97,7 +112,34 @@ class _RowView:
             self._seen[self._drafts[row - 1]] = True  # kept, or this row would not be asked for
         is_early = self._num_new + row < self._options.min_tokens
         forbidden = (self._options.stop_ids or frozenset()) if is_early else frozenset()
-        return adjusted_scores(self._logits[row], self._options, self._seen, forbidden)
+        logits = self._logits[row]
+        if self._grammar is None:
+            return adjusted_scores(logits, self._options, self._seen, forbidden)
+        allowed = self._allowed(row)
+        later = allowed.copy()
+        later[[token for token in forbidden if token < later.size]] = False
+        # A text that the grammar ends here ends here, though it be early.
+        scores = adjusted_scores(logits, self._options, self._seen, ())
+        scores[~(later if later.any() else allowed)] = -np.inf
+        return scores
+
+    def likeliest(self, row: int, token: int) -> int:
+        """Return the most probable token that the grammar allows; ``token`` is it of all."""
+        assert self._grammar is not None
+        self._follow(row)
+        if self._grammar.allows(token):
+            return token
+        allowed = self._grammar.mask(self._logits.shape[1])
+        return int(np.where(allowed, self._logits[row], -np.inf).argmax())
+
+    def _follow(self, row: int) -> None:
+        if self._grammar is not None and row:
+            self._grammar.follow(self._drafts[row - 1])
+
+    def _allowed(self, row: int) -> NDArray[np.bool_]:
+        assert self._grammar is not None
+        self._follow(row)
+        return self._grammar.mask(self._logits.shape[1])
 
 
 @dataclass(frozen=True, slots=True)

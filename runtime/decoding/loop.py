@@ -22,6 +22,7 @@ from draftrt.errors import BusyError, FeedError, UnsupportedError
 from draftrt.manifest import Costs
 from draftrt.runtime.decoding.acceptance import Chooser
 from draftrt.runtime.decoding.drafter import DraftSession, check_feature_size
+from draftrt.runtime.decoding.grammar import GrammarMatcher
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.proposal import (
     Proposal,
@@ -114,13 +115,17 @@ class DecodeLoop:
         return f"{held}, the last block included"
 
     def decode(
-        self, prompt_ids: Sequence[int], options: DecodeOptions
+        self,
+        prompt_ids: Sequence[int],
+        options: DecodeOptions,
+        grammar: GrammarMatcher | None = None,
     ) -> Generator[Round, None, None]:
         """Start a new sequence and return its rounds, the prefill's first.
 
         Args:
             prompt_ids: at least one token.
             options: ``stop_ids`` None means no stop token.
+            grammar: what the output obeys, at its beginning; None: anything.
 
         Raises:
             FeedError: no prompt, or no room for it and the wanted tokens; nothing has run.
@@ -130,7 +135,7 @@ class DecodeLoop:
         if len(prompt_ids) == 0:
             raise FeedError("the prompt has no tokens, expected at least 1")
         limit = self._limit(len(prompt_ids), options)
-        return self._rounds(tuple(prompt_ids), options, limit)
+        return self._rounds(tuple(prompt_ids), options, limit, grammar)
 
     def resume(self, options: DecodeOptions) -> Generator[Round, None, None]:
         """Return further rounds of the present sequence; lengths in ``options`` count from here.
@@ -176,13 +181,17 @@ class DecodeLoop:
         return proposal
 
     def _rounds(
-        self, prompt_ids: tuple[int, ...] | None, options: DecodeOptions, limit: int
+        self,
+        prompt_ids: tuple[int, ...] | None,
+        options: DecodeOptions,
+        limit: int,
+        grammar: GrammarMatcher | None = None,
     ) -> Generator[Round, None, None]:
         self._run += 1
         run, num_new = self._run, 0
         if prompt_ids is not None:
             self._rng = np.random.default_rng(options.seed)
-        chooser = Chooser(options, self._rng)
+        chooser = Chooser(options, self._rng, grammar)
         while True:
             if run != self._run:
                 raise BusyError("another decoding was started on this decoder", hint=ONE_TEXT)
@@ -205,7 +214,7 @@ class DecodeLoop:
         rows = self.target.prefill(np.array(prompt_ids, np.int64), want_logits=chooser.want_logits)
         verified = perf_counter()
         token = chooser.accept(NOTHING, rows, prompt_ids, 0).bonus
-        tokens, finish = _cut([token], options, room)
+        tokens, finish = _cut([token], options, room, chooser.grammar)
         self._committed = Committed(
             token_ids=(*prompt_ids, token),
             context_length=0,
@@ -225,27 +234,28 @@ class DecodeLoop:
         started = perf_counter()
         now = self._restored()
         restored = perf_counter()
-        offered, drafted = NOTHING, restored
-        if self.drafter is not None:
-            offered = propose(
-                self.drafter, now.token_ids[-1], now.features, sampler_of(options, self._rng)
-            )
-            drafted = perf_counter()
+        offered = self._offered(now, chooser.grammar, options)
+        drafted = perf_counter()
         proposal = self._worth_verifying(offered, options)
-        block = np.concatenate([[now.token_ids[-1]], proposal.token_ids])
+        num_verified = len(proposal.token_ids)
+        if chooser.grammar is not None:
+            drafts = proposal.token_ids.tolist()
+            drafts, num_verified = chooser.grammar.path(drafts, self._most_drafts)
+            offered = proposal = proposal.replaced(drafts)
+        block = np.concatenate([[now.token_ids[-1]], proposal.token_ids[:num_verified]])
         before_verify = perf_counter()
         rows = self.target.verify(block, want_logits=chooser.want_logits)
         verified = perf_counter()
         outcome = chooser.accept(proposal, rows, now.token_ids, num_new)
         kept = [*proposal.token_ids[: outcome.num_accepted].tolist(), outcome.bonus]
-        tokens, finish = _cut(kept, options, room)
+        tokens, finish = _cut(kept, options, room, chooser.grammar)
         self._commit(now, tokens, rows)
         draft_s, verify_s = drafted - restored, verified - before_verify
         return Round(
             index=now.num_rounds,
             token_ids=tokens,
             draft_ids=tuple(offered.token_ids.tolist()),
-            num_verified=len(proposal.token_ids),
+            num_verified=num_verified,
             num_accepted=outcome.num_accepted,
             confidences=None
             if offered.confidences is None
@@ -255,6 +265,20 @@ class DecodeLoop:
             finish=finish,
             host_s=perf_counter() - started - draft_s - verify_s,
         )
+
+    def _offered(
+        self, now: Committed, grammar: GrammarMatcher | None, options: DecodeOptions
+    ) -> Proposal:
+        """Return the drafts of a round; none where the grammar forces half a block."""
+        most = self._most_drafts
+        if self.drafter is None or (grammar and 2 * len(grammar.forced(most)) >= most):
+            return NOTHING
+        sampler = sampler_of(options, self._rng)
+        return propose(self.drafter, now.token_ids[-1], now.features, sampler)
+
+    @property
+    def _most_drafts(self) -> int:
+        return 0 if self.drafter is None else self.drafter.spec.num_draft_tokens
 
     def _restored(self) -> Committed:
         """Bring both caches to the committed sequence, whatever an interrupted round left."""
@@ -283,19 +307,30 @@ class DecodeLoop:
     def _commit(self, now: Committed, tokens: tuple[int, ...], rows: TargetRows) -> None:
         # Rows 0..len(tokens)-1 of the verification were fed the old anchor and all tokens but the
         # last, which is the new anchor and has no features yet.
+        features = rows.features[:, : len(tokens)].copy()
+        if self.drafter is not None and self.drafter.context_length == now.context_length:
+            features = np.concatenate([now.features, features], axis=1)  # it was not asked
         self._committed = Committed(
             token_ids=now.token_ids + tokens,
             context_length=self.drafter.context_length if self.drafter else 0,
-            features=rows.features[:, : len(tokens)].copy(),
+            features=features,
             num_rounds=now.num_rounds + 1,
             generation=now.generation,
         )
 
 
 def _cut(
-    tokens: list[int], options: DecodeOptions, room: int
+    tokens: list[int], options: DecodeOptions, room: int, grammar: GrammarMatcher | None
 ) -> tuple[tuple[int, ...], FinishReason | None]:
-    """Cut a round's tokens behind the first stop token and at the wanted length."""
+    """Cut a round's tokens behind the first stop token, the grammar's end and the wanted length.
+
+    The grammar goes on behind them.
+    """
+    if grammar is not None:
+        grammar.rollback()
+        tokens = tokens[: grammar.commit(tokens[:room])]
+        if grammar.is_over:
+            return tuple(tokens), "stop"
     stop_ids = options.stop_ids or frozenset()
     for index, token in enumerate(tokens[:room]):
         if token in stop_ids:

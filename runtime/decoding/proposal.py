@@ -7,8 +7,8 @@ and verification stays exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,13 @@ class Proposal:
             confidences=None if self.confidences is None else self.confidences[:length],
             distribution=self.distribution,
         )
+
+    def replaced(self, token_ids: Sequence[int]) -> Proposal:
+        """Return these drafts with the distributions of their places.
+
+        What was not drawn must be certain of the target too, so that no distribution counts there.
+        """
+        return replace(self, token_ids=np.array(token_ids, np.int64), confidences=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -113,6 +114,42 @@ def test_text_goes_to_stdout_and_figures_to_stderr(
     assert f"acceptance length {found['acceptance_length']:.2f} over" in done.stderr
     assert "a round: draft" in done.stderr
     assert "drafter cache: 512 bytes a token, 160 tokens at most" in done.stderr
+
+
+def test_an_output_obeys_its_grammar(bundle: Path, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    schema, lark = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    entry = {"type": "integer", "minimum": 0, "maximum": 999}
+    schema.write_text(json.dumps({"type": "array", "items": entry, "maxItems": 5}))
+    lark.write_text('start: "yes" | "no" " " start')
+    words = (bundle, "--prompt", "1, 2, 4,", "--max-tokens", 48)
+    found = [run_json(*words, "--json-schema", schema, *more) for more in ((), ("--plain",))]
+    assert found[0]["token_ids"] == found[1]["token_ids"]
+    assert all(0 <= number <= 999 for number in json.loads(found[0]["text"]))
+    done = run_cli("run", *words, "--regex", "[0-9]{4}(, [0-9]{3}){3}")
+    assert re.fullmatch("[0-9]{4}(, [0-9]{3}){3}\n", done.stdout)
+    assert re.fullmatch("(no )*yes", run_json(*words, "--lark", lark)["text"])
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (("--regex", "a("), 2, "unclosed group"),
+        (("--regex", "a", "--lark", "{there}"), 2, "exclude each other"),
+        (("--lark", "{there}"), 2, "lark"),
+        (("--json-schema", "{there}"), 2, "expected JSON data"),
+        (("--json-schema", "{gone}"), 1, "gone: missing"),
+    ],
+)
+def test_what_is_no_grammar_is_refused(
+    bundle: Path, tmp_path: Path, words: tuple[str, ...], status: int, told: str
+) -> None:
+    pytest.importorskip("llguidance")
+    (tmp_path / "there").write_text("{")
+    names = {"there": tmp_path / "there", "gone": tmp_path / "gone"}
+    done = run_cli("run", bundle, "--prompt", "a", *(word.format(**names) for word in words))
+    assert done.exit_code == status
+    assert told in done.stderr
 
 
 def test_plain_decoding_gives_the_same_text(bundle: Path, expected: list[dict[str, Any]]) -> None:
