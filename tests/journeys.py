@@ -13,6 +13,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 STAGES = ("export", "engines", "runtime", "validate")
@@ -34,6 +35,7 @@ class Module:
     imports: dict[str, tuple[str, str]] = field(default_factory=dict)  # module, name or ""
 
 
+@lru_cache(maxsize=2)
 def read(root: Path) -> dict[str, Module]:
     """Every file of the stages by its dotted name."""
     paths = {

@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -133,9 +134,16 @@ class Import:
     at_import: bool
 
 
-def imports_of(text: str) -> Iterator[Import]:
+@cache
+def imports_of(text: str) -> tuple[Import, ...]:
     """Every import of a source text: statements, and calls of `IMPORTERS` on a literal name."""
-    yield from visit(ast.parse(text), at_import=True)
+    return tuple(visit(parsed(text), at_import=True))
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    """A source text's tree."""
+    return ast.parse(text)
 
 
 def visit(node: ast.AST, *, at_import: bool) -> Iterator[Import]:
@@ -148,16 +156,21 @@ def visit(node: ast.AST, *, at_import: bool) -> Iterator[Import]:
             yield from (
                 Import(f"{origin}.{alias.name}", child.lineno, at_import) for alias in child.names
             )
-        elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith(IMPORTERS):
+        elif isinstance(child, ast.Call) and name_of(child.func).endswith(IMPORTERS):
             yield from (
                 Import(str(argument.value), child.lineno, at_import)
                 for argument in child.args
                 if isinstance(argument, ast.Constant)
             )
         deferred = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or (
-            isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            isinstance(child, ast.If) and "TYPE_CHECKING" in name_of(child.test)
         )
         yield from visit(child, at_import=at_import and not deferred)
+
+
+def name_of(node: ast.expr) -> str:
+    """The last name of an expression like `a.b`; empty for anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def is_allowed(folder: str, name: str, found: Import) -> bool:
@@ -321,7 +334,7 @@ def test_a_function_fits_on_a_screen(root: Path) -> None:
     """Signatures do not count, which are a command's options, and docstrings do not either."""
     long = {}
     for path in product_files(root):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 first = body[0].lineno if body else node.lineno
@@ -333,7 +346,7 @@ def test_a_function_fits_on_a_screen(root: Path) -> None:
 def test_no_class_name_stands_for_two_things(root: Path) -> None:
     places = defaultdict(list)
     for path in product_files(root):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in parsed(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(path.relative_to(root).as_posix())
     twice = {name: found for name, found in places.items() if len(found) > 1}

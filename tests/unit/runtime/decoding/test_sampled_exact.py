@@ -16,7 +16,7 @@ from draftrt.runtime.decoding.proposal import DraftDistribution, Sampler, realis
 
 torch = pytest.importorskip("torch")
 
-DRAWS = 100_000
+ALL_DRAWS = pytest.param(100_000, marks=[pytest.mark.extended, pytest.mark.slow])
 TEMPERATURE = 0.7
 TOYS: Mapping[str, Mapping[str, Any]] = {
     "dflash": {"kind": "zlab-dflash"},
@@ -101,15 +101,17 @@ class Drawn:
         return full
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("draws", [10_000, ALL_DRAWS])
 @pytest.mark.parametrize("name", TOYS)
-def test_drawn_drafts_leave_the_target_exactly_its_distribution(name: str, tmp_path: Path) -> None:
-    """100,000 rounds; the first token, and the second given the first, are the target's.
+def test_drawn_drafts_leave_the_target_exactly_its_distribution(
+    name: str, draws: int, tmp_path: Path
+) -> None:
+    """Of many rounds the first token, and the second given the first, are the target's.
 
     Also the first draft is q's. Three tests of five drafters with a chance of 0.001 each: of new
     seeds, 1.5 % would fail somewhere. Seed 17.
     """
-    drawn = Drawn(tmp_path, name, DRAWS)
+    drawn = Drawn(tmp_path, name, draws)
     rng = np.random.default_rng(18)
     near = [drawn.scattered(0, row) for row in (0, 1)]
     # The target likes what the drafter likes, is otherwise its own, and the second of its tokens
@@ -119,7 +121,7 @@ def test_drawn_drafts_leave_the_target_exactly_its_distribution(name: str, tmp_p
     )
     counts, follow = np.zeros(264, np.int64), np.zeros((2, 264), np.int64)
     drafted = np.zeros(264, np.int64)
-    for index in range(DRAWS):
+    for index in range(draws):
         ids, q = drawn.proposal(index)
         after = seconds[int(ids[0]) % 2]
         outcome = accept_rejection(ids[:2].tolist(), q, [first, after, after].__getitem__, rng)
@@ -131,16 +133,19 @@ def test_drawn_drafts_leave_the_target_exactly_its_distribution(name: str, tmp_p
     statistics = [
         chi_square(counts, first),
         chi_square(drafted, near[0]),
-        *(chi_square(*pair) for pair in zip(follow, seconds, strict=True) if pair[0].sum() > 5e3),
+        *(
+            chi_square(*pair)
+            for pair in zip(follow, seconds, strict=True)
+            if pair[0].sum() > draws / 20
+        ),
     ]
     assert len(statistics) >= 3
     for found, limit in statistics:
         assert found < limit
 
 
-@pytest.mark.slow
 def test_a_misstated_temperature_would_be_seen(tmp_path: Path) -> None:
-    drawn = Drawn(tmp_path, "vanilla", 20_000)
+    drawn = Drawn(tmp_path, "vanilla", 10_000)
     rng = np.random.default_rng(18)
     p = 0.5 * drawn.scattered(0, 0) + 0.5 * rng.dirichlet(np.full(264, 5.0))
     counts = np.zeros(264, np.int64)
@@ -149,19 +154,18 @@ def test_a_misstated_temperature_would_be_seen(tmp_path: Path) -> None:
         outcome = accept_rejection(ids[:1].tolist(), q, lambda row: p, rng)
         counts[ids[0] if outcome.num_accepted else outcome.bonus] += 1
     found, limit = chi_square(counts, p)
-    assert found > 2 * limit
+    assert found > limit
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vanilla", "dflash2"])
 def test_the_exported_graph_draws_what_the_module_draws(name: str, tmp_path: Path) -> None:
-    """The same noise gives the same drafts and the same q on ONNX Runtime, 500 times."""
+    """The same noise gives the same drafts and the same q on ONNX Runtime, 100 times."""
     pytest.importorskip("onnxruntime")
     from draftrt.export.options import ExportOptions
     from draftrt.export.write_graphs import write_draft_graph
     from draftrt.runtime.backends.ort import OrtSession
 
-    drawn = Drawn(tmp_path, name, 500)
+    drawn = Drawn(tmp_path, name, 100)
     options = ExportOptions(sampled=True, max_context=32)
     entry = write_draft_graph(drawn.loaded, tmp_path, options, lambda line: None)
     with OrtSession(tmp_path / entry.file, entry.signature) as session:

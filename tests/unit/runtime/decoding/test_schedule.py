@@ -155,7 +155,8 @@ def test_a_schedule_needs_confidences_and_costs(toy: SimpleNamespace) -> None:
 
 # The distribution, on three tokens. Both drafts are drawn, and how sure the drafter is of the
 # second depends on the first: exactly what a schedule that looks ahead would go wrong by.
-VOCAB, DRAWS = 3, 100_000
+VOCAB, DRAWS = 3, 10_000
+ALL_DRAWS = pytest.param(10 * DRAWS, marks=[pytest.mark.extended, pytest.mark.slow])
 LIMIT = 26.124  # upper 0.1 % point of chi-square with 8 degrees of freedom
 FIRST_P, FIRST_Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
 NEXT_P = np.array([[0.1, 0.3, 0.6], [0.4, 0.4, 0.2], [0.3, 0.5, 0.2]])
@@ -171,7 +172,7 @@ def look_ahead(confidences: Sequence[float], round_ms: Sequence[float]) -> int:
 
 
 def statistic_of(
-    length_of: Length, round_ms: Sequence[float], draws: int = DRAWS
+    length_of: Length, round_ms: Sequence[float], draws: int
 ) -> tuple[float, set[int]]:
     """Chi-square of the first two tokens of many texts (seed 20), and the lengths that came."""
     rng = np.random.default_rng(20)
@@ -192,22 +193,21 @@ def statistic_of(
     return float(((counts - expected) ** 2 / expected).sum()), lengths
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("draws", [DRAWS, ALL_DRAWS])
 @pytest.mark.parametrize(
     ("round_ms", "lengths"),
     [(ROUND_MS, {0}), ((10.0, 14.0, 17.5), {1, 2}), ((10.0, 10.0, 10.0), {2})],
     ids=["none pays", "the second pays at times", "all pay"],
 )
 def test_sampled_text_has_exactly_the_targets_distribution(
-    round_ms: Sequence[float], lengths: set[int]
+    round_ms: Sequence[float], lengths: set[int], draws: int
 ) -> None:
-    statistic, found = statistic_of(survival_length, round_ms)
+    statistic, found = statistic_of(survival_length, round_ms, draws)
     assert found == lengths
     assert statistic < LIMIT
 
 
-@pytest.mark.slow
 def test_a_schedule_that_looks_ahead_would_be_seen() -> None:
-    statistic, found = statistic_of(look_ahead, ROUND_MS, DRAWS // 10)
+    statistic, found = statistic_of(look_ahead, ROUND_MS, DRAWS)
     assert found == {0, 2}
     assert statistic > LIMIT

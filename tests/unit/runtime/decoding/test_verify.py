@@ -13,7 +13,8 @@ from draftrt.runtime.decoding.acceptance import Acceptance, accept_matching, acc
 from draftrt.runtime.decoding.proposal import DraftDistribution
 
 VOCAB = 5
-DRAWS = 100_000
+DRAWS = 10_000
+ALL_DRAWS = pytest.param(10 * DRAWS, marks=[pytest.mark.extended, pytest.mark.slow])
 # Upper 0.1 % point of chi-square with 24 degrees of freedom: a right rule fails one seed in a
 # thousand. The seed is fixed, so the verdict is too.
 LIMIT = 51.179
@@ -66,16 +67,16 @@ def candidate_drafts(rng: np.random.Generator) -> Drafts:
     return drafts, DraftDistribution(probabilities=SHARES, candidate_ids=CANDIDATES)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("draws", [DRAWS, ALL_DRAWS])
 @pytest.mark.parametrize(
     "offer", [argmax_drafts, unlikely_drafts, sampled_drafts, candidate_drafts]
 )
 def test_rejection_gives_exactly_the_targets_distribution(
-    offer: Callable[[np.random.Generator], Drafts],
+    offer: Callable[[np.random.Generator], Drafts], draws: int
 ) -> None:
     rng = np.random.default_rng(20)
     counts = dict.fromkeys(product(range(VOCAB), repeat=2), 0)
-    for _ in range(DRAWS):
+    for _ in range(draws):
         drafts, q = offer(rng)
         rows = [P[tuple(drafts[:row])] for row in (0, 1, 2)]
         outcome = accept_rejection(drafts, q, rows.__getitem__, rng)
@@ -83,7 +84,7 @@ def test_rejection_gives_exactly_the_targets_distribution(
         if len(text) == 1:  # the next round, without drafts
             text += (accept_rejection([], None, [P[text]].__getitem__, rng).bonus,)
         counts[text] += 1
-    expected = {pair: DRAWS * P[()][pair[0]] * P[pair[:1]][pair[1]] for pair in counts}
+    expected = {pair: draws * P[()][pair[0]] * P[pair[:1]][pair[1]] for pair in counts}
     assert counts[(0, 4)] == expected[(0, 4)] == 0
     statistic = sum((counts[pair] - mean) ** 2 / mean for pair, mean in expected.items() if mean)
     assert statistic < LIMIT
@@ -93,7 +94,7 @@ def test_a_wrong_rule_would_be_seen() -> None:
     """The same statistic rejects drafts kept with probability p(d) though they came from q."""
     rng = np.random.default_rng(20)
     counts = np.zeros(VOCAB)
-    for _ in range(DRAWS // 10):
+    for _ in range(DRAWS):
         drafts, _ = sampled_drafts(rng)
         kept = rng.random() < p_after(())[drafts[0]]
         counts[drafts[0] if kept else draw(p_after(()), rng)] += 1
