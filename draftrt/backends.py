@@ -38,6 +38,7 @@ EXTRAS = {
     "uvicorn": "serve",
     "pydantic": "serve",
     "prometheus_client": "serve",
+    "huggingface_hub": "hub",
 }
 DISTRIBUTIONS = {"cuda": "cuda-bindings"}  # where pip has another name
 

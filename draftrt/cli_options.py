@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,55 @@ class InputPath(click.Path):
         if problem := path_problem(value):
             self.fail(problem, param, ctx)
         return Path(value)
+
+
+class CheckpointPath(InputPath):
+    """A checkpoint's folder, or its name on the hub, which `named_checkpoints` takes for it."""
+
+    name = "FOLDER or OWNER/NAME[@REVISION]"
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Path:
+        """Return the path; what begins with a dot is a folder, whatever else its form says."""
+        path = super().convert(value, param, ctx)
+        text = os.fspath(value)
+        return path.absolute() if text.startswith(("./", "../")) else path
+
+
+def named_checkpoints(
+    *parameters: str, headers_only: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take names of the hub for folders.
+
+    Args:
+        parameters: the command's parameters that may hold one, or several.
+        headers_only: the command describes a checkpoint: its weights stay on the hub.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **given: Any) -> None:
+            from draftrt.hub.fetch import local_folder
+            from draftrt.hub.headers import described_folders
+
+            if headers_only:
+                with described_folders(*(given[name] for name in parameters)) as folders:
+                    function(*args, **(given | dict(zip(parameters, folders, strict=True))))
+                return
+            for name in parameters:
+                value = given[name]
+                is_many = isinstance(value, tuple)
+                folders = [local_folder(one) for one in (value if is_many else (value,))]
+                given[name] = tuple(folders) if is_many else folders[0]
+            function(*args, **given)
+
+        return wrapped
+
+    return decorate
 
 
 class OutputFile(InputPath):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from draftrt.errors import SpecError
+from draftrt.hub.names import HubOrigin
 from draftrt.quantization import KeptForm, Part, Scheme, part_of
 from draftrt.signature import Signature
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision, TargetSpec
@@ -186,6 +187,8 @@ class Manifest:
         links: checkpoint files that the bundle points to, relative path to what is known of them.
         target_samples: tensor of the target's checkpoint to a hash of samples of it; see
             `draftrt.files`. Empty where an older draftrt wrote the bundle.
+        origins: ``draft`` and ``target`` to where on the hub each checkpoint came from; one that
+            was a folder of its own is not in it.
     """
 
     drafter: DrafterSpec | None
@@ -203,3 +206,4 @@ class Manifest:
     decoder: DecoderSpec | None = None
     links: dict[str, LinkEntry] = field(default_factory=dict)
     target_samples: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, HubOrigin] = field(default_factory=dict)

@@ -12,7 +12,7 @@ import click
 from draftrt.bundle import Bundle
 from draftrt.bundle_files import MANIFEST, Verify
 from draftrt.cli_options import (
-    InputPath,
+    CheckpointPath,
     OutputFolder,
     alignment_option,
     check_replaced,
@@ -20,6 +20,7 @@ from draftrt.cli_options import (
     ignore_key_option,
     json_option,
     kept_for_option,
+    named_checkpoints,
     no_verify_option,
     precision_option,
     quantize_option,
@@ -50,8 +51,8 @@ from draftrt.spec import Precision, Profile
 
 
 @click.command("export")
-@click.argument("draft", required=False, type=InputPath())
-@click.option("--target", required=True, type=InputPath(), help="Target checkpoint folder.")
+@click.argument("draft", required=False, type=CheckpointPath())
+@click.option("--target", required=True, type=CheckpointPath(), help="Target checkpoint.")
 @click.option("-o", "--out", required=True, type=OutputFolder(), help="Bundle folder to write.")
 @precision_option(
     Precision.FP32, "Element type of weights and caches; sensitive parts stay in float32."
@@ -107,6 +108,7 @@ from draftrt.spec import Precision, Profile
     help="How the manifest identifies the checkpoint's weight files: by samples, or by every byte.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
+@named_checkpoints("draft", "target")
 def export(
     draft: Path | None,
     target: Path,
@@ -126,7 +128,10 @@ def export(
     hashed: str,
     force: bool,
 ) -> None:
-    """Trace the drafter in folder DRAFT and its target into a bundle; or the target alone."""
+    """Trace drafter DRAFT and its target into a bundle; or the target alone.
+
+    Both are folders, or names on the hub (OWNER/NAME[@REVISION]).
+    """
     if draft is None:
         of_drafters = {
             "--outputs": outputs,
@@ -164,10 +169,10 @@ def export(
 
 
 @click.command("inspect")
-@click.argument("draft", required=False, type=InputPath())
+@click.argument("draft", required=False, type=CheckpointPath())
 @click.option(
     "--target",
-    type=InputPath(),
+    type=CheckpointPath(),
     help="Check it against this target; without DRAFT, show the target.",
 )
 @alignment_option
@@ -175,6 +180,7 @@ def export(
 @ignore_key_option
 @no_verify_option
 @json_option("Print JSON instead of a table.")
+@named_checkpoints("draft", "target", headers_only=True)
 def inspect(
     draft: Path | None,
     target: Path | None,
@@ -184,7 +190,7 @@ def inspect(
     verify: Verify,
     is_json: bool,
 ) -> None:
-    """Show every fact of the drafter in folder DRAFT, and where each was read.
+    """Show every fact of drafter DRAFT, a folder or a name on the hub, and where each was read.
 
     Of a bundle: its graphs, what of them is quantised, and its plans. Of a target alone: its
     layers, and how its weights are stored.

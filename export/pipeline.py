@@ -20,6 +20,8 @@ from draftrt.export.options import ExportOptions, Report, max_context
 from draftrt.export.weights.placement import place_draft, place_target
 from draftrt.export.weights.storage import OnTick, WeightFiles, weight_files
 from draftrt.files import sample_sha256, sample_tensors, sha256_of
+from draftrt.hub.fetch import local_folder
+from draftrt.hub.names import HubOrigin, origin_of
 from draftrt.manifest import GraphEntry, Manifest
 from draftrt.provenance import command_line, now, tool_versions
 from draftrt.quantization import describe
@@ -38,8 +40,9 @@ def export_bundle(
     """Export a drafter and its target, or a target alone, into a bundle.
 
     Args:
-        draft: drafter checkpoint; None for a target alone.
-        target: target checkpoint, with tokenizer.
+        draft: drafter checkpoint, a folder or a name on the hub (``Path("owner/name")``); None for
+            a target alone.
+        target: target checkpoint, with tokenizer; the same.
         out: bundle folder to write.
         options: precision, profile, context.
         report: gets one line a step.
@@ -49,6 +52,7 @@ def export_bundle(
         DraftrtError: anything wrong with the inputs or the result; nothing is left behind.
     """
     require("torch", "onnx", "onnxruntime", what="an export")
+    draft, target = local_folder(draft), local_folder(target)
     model = read_target(target, draft=draft)
     findings, warnings = check_target_files(target, model.spec)
     warnings += [f"target: {note}" for note in model.decoded.notes]
@@ -239,7 +243,15 @@ def _manifest(
         decoder=decoder,
         links=weights.links.entries(hashes),
         target_samples=sample_tensors(target.folder),
+        origins=_origins(target, loaded),
     )
+
+
+def _origins(target: TargetCheckpoint, loaded: LoadedDrafter | None) -> dict[str, HubOrigin]:
+    """Return where on the hub the checkpoints came from, as far as their folders tell."""
+    folders = {"target": target.folder, "draft": None if loaded is None else loaded.folder}
+    found = {name: origin_of(folder) for name, folder in folders.items() if folder is not None}
+    return {name: origin for name, origin in found.items() if origin is not None}
 
 
 def _own_files(loaded: LoadedDrafter) -> list[Path]:

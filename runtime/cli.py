@@ -16,10 +16,12 @@ import click
 from draftrt.backends import BACKENDS
 from draftrt.bundle_files import Verify
 from draftrt.cli_options import (
+    CheckpointPath,
     FiniteRange,
     InputPath,
     device_option,
     json_option,
+    named_checkpoints,
     no_verify_option,
     threads_option,
 )
@@ -179,7 +181,7 @@ def grammar_options(function: F) -> F:
 @form_options
 @click.option(
     "--target",
-    type=InputPath(),
+    type=CheckpointPath(),
     help="Target's Hugging Face folder.  [default: the one the bundle was exported from]",
 )
 @click.option(
@@ -206,6 +208,7 @@ def grammar_options(function: F) -> F:
 )
 @no_verify_option
 @json_option("Print a JSON object a prompt instead of text.")
+@named_checkpoints("target")
 def run(
     bundle: Path,
     prompts: tuple[str, ...],

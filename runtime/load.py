@@ -12,6 +12,7 @@ from draftrt.bundle_files import Verify
 from draftrt.codec import read_object, token_ids
 from draftrt.errors import BackendError, BundleError, printable
 from draftrt.files import other_tensors
+from draftrt.hub.fetch import local_folder
 from draftrt.quantization import DRAFT, TARGET
 from draftrt.runtime.backends.base import GraphSession
 from draftrt.runtime.decoding.drafter import DraftSession
@@ -39,7 +40,8 @@ def load(
 
     Args:
         path: the bundle's folder.
-        target: the target's Hugging Face folder; None takes the one the bundle was exported from.
+        target: the target's Hugging Face folder, or its name on the hub; None takes the one the
+            bundle was exported from.
         target_port: one of `PORTS`. None: the bundle's target graph where it has one and no
             ``target`` folder is given, else the Hugging Face model.
         backend: one of `draftrt.backends.BACKENDS`; the two TensorRTs run the bundle's plans on
@@ -56,6 +58,7 @@ def load(
         BackendError: a package, provider, plan or the target's folder is missing.
         SpecError: the folder holds another model than the bundle was exported for.
     """
+    target = None if target is None else local_folder(Path(target))
     bundle = Bundle.open(path, verify=Verify.REMEMBERED if verify else Verify.NONE)
     stop_ids = read_stop_ids(bundle)
     spec = bundle.manifest.drafter

@@ -30,7 +30,10 @@ def check_folder(folder: Path) -> None:
         CheckpointError: there is nothing, or a file.
     """
     if problem := folder_problem(folder):
-        raise CheckpointError(problem, hint="give a local checkpoint folder; nothing is downloaded")
+        raise CheckpointError(
+            problem,
+            hint="give a checkpoint's folder, or its name on the hub as owner/name[@revision]",
+        )
 
 
 def read_headers(folder: Path) -> dict[str, TensorRef]:

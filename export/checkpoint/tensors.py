@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from draftrt.dtypes import BY_NAME
 from draftrt.errors import CheckpointError, ExportError
+from draftrt.hub.headers import fill
 from draftrt.quantization import KeptForm
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class TensorRef:
     def _raw(self) -> NDArray[np.uint8]:
         assert self.file is not None
         size = self.num_bytes
+        fill(self.file, self.offset, size)
         if size > READ_BYTES:
             return np.memmap(self.file, np.uint8, mode="c", offset=self.offset, shape=(size,))
         content = np.fromfile(self.file, np.uint8, size, offset=self.offset)

@@ -10,10 +10,12 @@ import click
 from draftrt.backends import BACKENDS
 from draftrt.bundle_files import Verify
 from draftrt.cli_options import (
+    CheckpointPath,
     InputPath,
     OutputFile,
     check_places,
     device_option,
+    named_checkpoints,
     no_verify_option,
     threads_option,
     write_output,
@@ -45,7 +47,7 @@ from draftrt.validate.bench.section import to_svg
     "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Decode each N times."
 )
 @threads_option
-@click.option("--target", type=InputPath(), help="Target's Hugging Face folder.")
+@click.option("--target", type=CheckpointPath(), help="Target's Hugging Face folder.")
 @click.option("--target-port", type=click.Choice(PORTS), help="As in draftrt run.")
 @click.option("--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True)
 @device_option
@@ -53,13 +55,14 @@ from draftrt.validate.bench.section import to_svg
 @click.option(
     "--rivals", is_flag=True, help="Time transformers and z-lab's loop too, where installed."
 )
-@click.option("--draft", type=InputPath(), help="Drafter's checkpoint, for z-lab's.")
+@click.option("--draft", type=CheckpointPath(), help="Drafter's checkpoint, for z-lab's.")
 @click.option(
     "--calibrate", is_flag=True, help="Keep the costs in the bundle, for run --schedule survival."
 )
 @no_verify_option
 @click.option("--json", "json_file", type=OutputFile(), help="Write the figures.")
 @click.option("--svg", "svg_file", type=OutputFile(), help="Write a picture.")
+@named_checkpoints("draft", "target")
 def bench(
     bundle: Path,
     prompts: Path | None,

@@ -9,7 +9,13 @@ from typing import Any
 import click
 import numpy as np
 
-from draftrt.cli_options import InputPath, json_option, rounds_option
+from draftrt.cli_options import (
+    CheckpointPath,
+    InputPath,
+    json_option,
+    named_checkpoints,
+    rounds_option,
+)
 from draftrt.spec import Precision
 from draftrt.validate.bisect.bisect import BisectReport, GraphSearch
 from draftrt.validate.bisect.search import Divergence
@@ -23,17 +29,18 @@ FOLDER = InputPath()
 @click.option(
     "--checkpoint",
     metavar="DRAFT",
-    type=FOLDER,
+    type=CheckpointPath(),
     help="Compare with this checkpoint, read anew, instead of the bundle's own module: finds a "
     "bundle that was made from wrong facts or damaged weights.",
 )
 @click.option(
     "--target",
-    type=FOLDER,
+    type=CheckpointPath(),
     help="The checkpoint's target.  [default: the folder the bundle was exported from]",
 )
 @rounds_option
 @json_option("Print everything as JSON.")
+@named_checkpoints("checkpoint", "target")
 def bisect(
     bundle: Path,
     checkpoint: Path | None,

@@ -11,12 +11,13 @@ import click
 
 from draftrt.bundle_files import MANIFEST, Verify
 from draftrt.cli_options import (
-    InputPath,
+    CheckpointPath,
     alignment_option,
     family_option,
     ignore_key_option,
     json_option,
     kept_for_option,
+    named_checkpoints,
     no_verify_option,
     precision_option,
     quantize_option,
@@ -54,8 +55,8 @@ OF_EXPORTS = (
 
 
 @click.command("plan")
-@click.argument("draft", required=False, type=InputPath())
-@click.option("--target", type=InputPath(), help="Target checkpoint folder.")
+@click.argument("draft", required=False, type=CheckpointPath())
+@click.option("--target", type=CheckpointPath(), help="Target checkpoint.")
 @click.option(
     "--device",
     "names",
@@ -83,6 +84,7 @@ OF_EXPORTS = (
 @ignore_key_option
 @no_verify_option
 @json_option("Print JSON instead of a table.")
+@named_checkpoints("draft", "target", headers_only=True)
 @click.pass_context
 def plan(
     ctx: click.Context,

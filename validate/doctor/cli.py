@@ -12,7 +12,13 @@ from typing import Any
 
 import click
 
-from draftrt.cli_options import FiniteRange, InputPath, json_option
+from draftrt.cli_options import (
+    CheckpointPath,
+    FiniteRange,
+    InputPath,
+    json_option,
+    named_checkpoints,
+)
 from draftrt.errors import printable
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
@@ -36,10 +42,12 @@ def doctor() -> None:
 @doctor.command()
 @click.argument("bundle", type=FOLDER)
 @click.option("--prompts", required=True, type=FOLDER, help=FILE_HELP)
-@click.option("--draft", type=FOLDER, help="Drafter's checkpoint, to be read anew and compared.")
+@click.option(
+    "--draft", type=CheckpointPath(), help="Drafter's checkpoint, to be read anew and compared."
+)
 @click.option(
     "--target",
-    type=FOLDER,
+    type=CheckpointPath(),
     help="Target's Hugging Face folder, for --draft and for a bundle without a target graph.  "
     "[default: the folder it was exported from]",
 )
@@ -66,6 +74,7 @@ def doctor() -> None:
     help="Acceptance length (tokens a round) that the drafter's card states.",
 )
 @json_option("Print everything as JSON.")
+@named_checkpoints("draft", "target")
 def acceptance(
     bundle: Path,
     prompts: Path,

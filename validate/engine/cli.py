@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from draftrt.cli_options import (
-    InputPath,
+    CheckpointPath,
     OutputFolder,
     alignment_option,
     check_replaced,
     family_option,
     ignore_key_option,
     json_option,
+    named_checkpoints,
     precision_option,
     quantize_option,
     stated_family,
@@ -36,13 +37,14 @@ from draftrt.validate.engine.engine import (
     make_engine,
 )
 
-FOLDER = InputPath()
 TEXT_LINES = 6
 
 
 @click.command()
-@click.argument("draft", type=FOLDER)
-@click.option("--target", required=True, type=FOLDER, help="Target checkpoint, with tokenizer.")
+@click.argument("draft", type=CheckpointPath())
+@click.option(
+    "--target", required=True, type=CheckpointPath(), help="Target checkpoint, with tokenizer."
+)
 @click.option(
     "-o",
     "--out",
@@ -96,6 +98,7 @@ TEXT_LINES = 6
     help="Decode a sample on the CPU; the whole target is loaded for it.  [default: run]",
 )
 @json_option("Print the summary as JSON.")
+@named_checkpoints("draft", "target")
 def engine(
     draft: Path,
     target: Path,
@@ -113,8 +116,9 @@ def engine(
     with_run: bool,
     is_json: bool,
 ) -> None:
-    """Take the drafter in folder DRAFT and its target to a bundle with a TensorRT plan.
+    """Take drafter DRAFT and its target to a bundle with a TensorRT plan.
 
+    Both are folders, or names on the hub (OWNER/NAME[@REVISION]).
     Exports, builds the plan (no GPU needed with tensorrt-rtx), opens the graph in ONNX Runtime,
     compares it with PyTorch, and decodes a sample with and without the drafter.
     """

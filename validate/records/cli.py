@@ -10,6 +10,7 @@ import click
 from draftrt.backends import ONNXRUNTIME
 from draftrt.cli_options import (
     MOST_ROUNDS,
+    CheckpointPath,
     FiniteRange,
     InputPath,
     OutputFile,
@@ -18,6 +19,7 @@ from draftrt.cli_options import (
     check_places,
     family_option,
     json_option,
+    named_checkpoints,
     parse_layers,
     parse_limits,
     rounds_option,
@@ -32,8 +34,8 @@ FOLDER = InputPath()
 
 
 @click.command()
-@click.argument("draft", required=False, type=FOLDER)
-@click.option("--target", required=True, type=FOLDER, help="Target checkpoint.")
+@click.argument("draft", required=False, type=CheckpointPath())
+@click.option("--target", required=True, type=CheckpointPath(), help="Target checkpoint.")
 @click.option("-o", "--out", required=True, type=OutputFolder(), help="Folder of the case to make.")
 @click.option(
     "--prompts",
@@ -68,6 +70,7 @@ FOLDER = InputPath()
     "64 MB are stored.",
 )
 @click.option("--about", default="", help="What the case is for, in words.")
+@named_checkpoints("draft", "target")
 def record(
     draft: Path | None,
     target: Path,
@@ -114,8 +117,10 @@ def record(
 
 
 @click.command("record-trajectories")
-@click.argument("draft", type=FOLDER)
-@click.option("--target", required=True, type=FOLDER, help="Target checkpoint, with tokenizer.")
+@click.argument("draft", type=CheckpointPath())
+@click.option(
+    "--target", required=True, type=CheckpointPath(), help="Target checkpoint, with tokenizer."
+)
 @click.option("-o", "--out", required=True, type=OutputFile(), help="JSON file to write.")
 @click.option("--prompts", required=True, type=FOLDER, help="File with a prompt a line.")
 @click.option(
@@ -137,6 +142,7 @@ def record(
 )
 @alignment_option
 @family_option
+@named_checkpoints("draft", "target")
 def record_trajectories(
     draft: Path,
     target: Path,
@@ -172,12 +178,14 @@ def record_trajectories(
     "--draft",
     "drafts",
     multiple=True,
-    type=FOLDER,
+    type=CheckpointPath(),
     help="Drafter checkpoint; repeat. One that a CASE_DIR holds the hashes of is checked with that "
     "case.",
 )
 @click.option(
-    "--target", type=FOLDER, help="Target checkpoint of every --draft, and of cases without tables."
+    "--target",
+    type=CheckpointPath(),
+    help="Target checkpoint of every --draft, and of cases without tables.",
 )
 @click.option(
     "--precision",
@@ -196,6 +204,7 @@ def record_trajectories(
     help="Rows of the caches; choose more than the longest sliding window.",
 )
 @json_option("Print every comparison as JSON.")
+@named_checkpoints("drafts", "target")
 def matrix(
     cases: tuple[Path, ...],
     drafts: tuple[Path, ...],
@@ -255,10 +264,12 @@ def matrix(
     show_default=True,
     help="Element type of the graph; records are float32.",
 )
-@click.option("--draft", type=FOLDER, help="Checkpoint of a case that holds only its hashes.")
+@click.option(
+    "--draft", type=CheckpointPath(), help="Checkpoint of a case that holds only its hashes."
+)
 @click.option(
     "--target",
-    type=FOLDER,
+    type=CheckpointPath(),
     help="Target of a case that holds only hashes of its tables; checkpoint of a target case that "
     "does not hold it.",
 )
@@ -289,6 +300,7 @@ def matrix(
     help="Say too how far the runtime's own kernels are, which round activations to int8.",
 )
 @json_option("Print every comparison as JSON.")
+@named_checkpoints("draft", "target")
 def golden(
     cases: tuple[Path, ...],
     backend: str,
@@ -349,8 +361,10 @@ def golden(
 
 @click.command()
 @click.argument("expected", metavar="EXPECTED.json", type=FOLDER)
-@click.option("--draft", required=True, type=FOLDER, help="Drafter checkpoint.")
-@click.option("--target", required=True, type=FOLDER, help="Target checkpoint, with tokenizer.")
+@click.option("--draft", required=True, type=CheckpointPath(), help="Drafter checkpoint.")
+@click.option(
+    "--target", required=True, type=CheckpointPath(), help="Target checkpoint, with tokenizer."
+)
 @click.option(
     "--target-port",
     type=click.Choice(["hf", "graph"]),
@@ -364,6 +378,7 @@ def golden(
     help="Replay only rows recorded with this confidence threshold.",
 )
 @json_option("Print every row as JSON.")
+@named_checkpoints("draft", "target")
 def trajectories(
     expected: Path,
     draft: Path,

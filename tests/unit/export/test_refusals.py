@@ -145,11 +145,13 @@ def test_a_missing_shard_is_named(
     assert "the download is incomplete" in result.stderr
 
 
-def test_a_name_on_a_hub_is_no_folder(inspect: Callable[..., Result]) -> None:
+def test_a_name_that_is_no_folder_and_not_to_be_had_is_refused(
+    inspect: Callable[..., Result],
+) -> None:
     result = inspect("z-lab/Qwen3-4B-DFlash-b16")
     assert result.exit_code == 1
-    assert "z-lab/Qwen3-4B-DFlash-b16: no such folder" in result.stderr
-    assert "nothing is downloaded" in result.stderr
+    assert "z-lab/Qwen3-4B-DFlash-b16: no such folder here" in result.stderr
+    assert "or give a folder" in result.stderr or "HF_ENDPOINT" in result.stderr
 
 
 def test_code_that_a_checkpoint_brings_is_never_run(

@@ -1,0 +1,1 @@
+"""Checkpoints by name: ``owner/name[@revision]`` on the Hugging Face hub, and published pairs."""
