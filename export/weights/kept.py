@@ -84,8 +84,7 @@ def kept_rows(ref: StoredRef, form: KeptForm) -> tuple[NDArray[Any], NDArray[np.
         codes = np.subtract(codes.T, wide, dtype=np.int8, casting="unsafe").T  # 4 bits: no overflow
     if linear.kind is not CodeKind.E4M3:
         codes = codes.astype(np.int8, copy=False)
-    scales = np.ascontiguousarray(scales[:, 0] if form.block is None else scales)
-    return codes, scales
+    return codes, np.array(scales[:, 0] if form.block is None else scales, order="C")
 
 
 def order_of(ref: StoredRef) -> NDArray[np.int64] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +98,7 @@ def _group(settings: Settings, name: str, stated: Any) -> Group:
     strategy = weights.get("strategy")
     strategy = getattr(strategy, "value", strategy)
     bits, kind = weights.get("num_bits", 0), weights.get("type", "int")
-    size, block = weights.get("group_size"), weights.get("block_structure")
+    size, block = weights.get("group_size"), _block(weights.get("block_structure"))
     good = {
         "format": form in FORMATS,
         "weights.strategy": strategy in STRATEGIES,
@@ -128,8 +129,14 @@ def _group(settings: Settings, name: str, stated: Any) -> Group:
         size if isinstance(size, int) and size > 0 else 0,
         tuple(block or ()),
         weights.get("symmetric", True) is not False,
-        weights.get("actorder") == "group",
+        weights.get("actorder") in ("group", True),
     )
+
+
+def _block(stated: Any) -> Any:
+    """Return the sizes of a block, which older releases wrote as ``128x128``."""
+    found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", stated) if isinstance(stated, str) else None
+    return [int(one) for one in found.groups()] if found else stated
 
 
 def _is_size(value: Any) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from draftrt.errors import DraftrtError, collect
 from draftrt.export.checkpoint.quantized.read import DecodedTensors, decode
+from draftrt.export.checkpoint.quantized.settings import SKIPPED, settings_of
 from draftrt.export.checkpoint.safetensors import read_headers
 from tests.toys import quantized as toys
 from tests.toys.safetensors_file import write_tensors
@@ -86,6 +87,10 @@ ROWS: dict[str, tuple[dict[str, Any], Make]] = {
         {**GPTQ, "dynamic": {"+:.*down_proj": {"bits": 8, "group_size": 16}, "-:lm_head": {}}},
         lambda r: toys.gptq(r, 24, 64, bits=8, group=16),
     ),
+    "awq with a scale a row": (
+        {"quant_method": "awq", "bits": 4, "group_size": -1, "version": "GEMM"},
+        lambda r: toys.awq(r, 24, 64, group=64),
+    ),
     "awq": (
         {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
         lambda r: toys.awq(r, 24, 64),
@@ -135,6 +140,10 @@ ROWS: dict[str, tuple[dict[str, Any], Make]] = {
         compressed(actorder="group"),
         lambda r: toys.compressed(r, 24, 64, scattered=True),
     ),
+    "packed in the order of activations, as older releases say it": (
+        compressed(actorder=True, symmetric=False),
+        lambda r: toys.compressed(r, 24, 64, scattered=True, sym=False),
+    ),
     "int8": (
         compressed("int-quantized", num_bits=8, strategy="channel", group_size=None),
         lambda r: toys.compressed(r, 24, 64, bits=8, group=-1, packed=False),
@@ -173,6 +182,17 @@ ROWS: dict[str, tuple[dict[str, Any], Make]] = {
             block_structure=[128, 128],
         ),
         lambda r: toys.fp8(r, 192, 160, key="weight_scale"),
+    ),
+    "fp8 in blocks of compressed-tensors, as older releases say it": (
+        compressed(
+            "float-quantized",
+            num_bits=8,
+            type="float",
+            strategy="block",
+            group_size=None,
+            block_structure="32x64",
+        ),
+        lambda r: toys.fp8(r, 48, 160, key="weight_scale", block=(32, 64)),
     ),
     "modelopt fp8": (
         modelopt("FP8"),
@@ -515,12 +535,10 @@ def test_two_files_that_disagree_are_refused(tmp_path: Path) -> None:
         ("re:layers", ["layers.0.fc"], ["model.layers.0.fc"]),
     ],
 )
-@pytest.mark.parametrize("key", ["ignore", "modules_to_not_convert", "ignored_layers"])
+@pytest.mark.parametrize("key", SKIPPED)
 def test_a_list_of_modules_is_understood(
     key: str, entry: str, names: list[str], others: list[str]
 ) -> None:
-    from draftrt.export.checkpoint.quantized.settings import settings_of
-
     settings = settings_of({"quantization_config": {"quant_method": "fp8", key: [entry]}})
     assert [bool(settings.skips(name)) for name in (*names, *others)] == [True] * len(names) + [
         False
