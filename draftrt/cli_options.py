@@ -15,7 +15,7 @@ from draftrt.bundle_files import Verify
 from draftrt.codec import path_problem
 from draftrt.errors import DraftrtError, SpecError, UnsupportedError
 from draftrt.files import cannot_write, write_atomically
-from draftrt.quantization import Part, Scheme, parse_quantization
+from draftrt.quantization import Part, Prefer, Scheme, parse_quantization
 from draftrt.spec import Family, Precision
 
 TARGET_ARRAYS = ("logits", "features")  # of a target's recorded answers
@@ -265,6 +265,13 @@ kept_for_option = click.option(
     callback=sm_numbers,
     help="GPUs that the graphs are for: from 89 on a checkpoint's FP8 codes are kept, which others "
     "cannot multiply with.  [default: any from 86 on]",
+)
+prefer_option = click.option(
+    "--prefer",
+    type=click.Choice([one.value for one in Prefer]),
+    help="Of the forms that hold a checkpoint's own codes: exact takes those that round nothing "
+    "and sum once, small those of the fewest bytes.  [default: what runs fast on ONNX Runtime and "
+    "the GPUs]",
 )
 MOST_THREADS = 1024  # more is a slip of the hand
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from draftrt.errors import SpecError
 from draftrt.hub.names import HubOrigin
-from draftrt.quantization import KeptForm, Part, Scheme, part_of
+from draftrt.quantization import PRODUCTS, KeptForm, Part, Prefer, Scheme, part_of
 from draftrt.signature import Signature
 from draftrt.spec import DecoderSpec, DrafterSpec, Precision, TargetSpec
 
@@ -36,6 +36,8 @@ class GraphEntry:
         kept: weights that are held by the codes that their checkpoint stores, each with its form.
         stored: what the quantised weights of the checkpoint became, in words, with the largest
             change of one.
+        sms: compute capabilities of the GPUs that it was exported for; empty for any from 86 on.
+        prefer: which of several forms was to hold the checkpoint's codes.
     """
 
     file: str
@@ -52,6 +54,15 @@ class GraphEntry:
     borrowed: dict[str, str] = field(default_factory=dict)
     kept: dict[str, KeptForm] = field(default_factory=dict)
     stored: tuple[str, ...] = ()
+    sms: tuple[int, ...] = ()
+    prefer: Prefer | None = None
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether all weights of its quantised products are FP8, of which a CPU has none."""
+        found = {self.quantization[part] for part in PRODUCTS if part in self.quantization}
+        found |= {form.scheme for form in self.kept.values()}
+        return found == {Scheme.FP8}
 
     def schemes(self) -> dict[Part, Scheme]:
         """Return each part with the scheme that asks most of a GPU, kept codes among them."""

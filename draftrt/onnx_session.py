@@ -18,6 +18,7 @@ from draftrt.errors import BackendError, BundleError
 # int8, in blocks of 32, is its default and what makes them fast: 6 and 3 times float32 products.
 QUANTISED_PRODUCTS = "session.qdq_matmulnbits_accuracy_level"
 AS_WRITTEN, INT8 = "1", "4"
+WITHOUT_QUANTISED = "session.disable_quant_qdq"  # folds dequantised weights into float32 ones
 CPU = "CPUExecutionProvider"
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # read when the library is loaded, so set before that
 

@@ -12,6 +12,7 @@ from enum import Enum
 
 from draftrt.errors import SpecError, UnsupportedError
 
+MIDDLE = 8  # of 4-bit codes, subtracted from those that have a minimum
 BLOCK = 32  # int4: elements along the reduction axis that share a scale
 
 
@@ -39,6 +40,29 @@ class Part(str, Enum):
 Quantization = Mapping[Part, Scheme]
 
 
+class Base(str, Enum):
+    """What is added to every code times scale of a block, times the sum of the block's inputs.
+
+    ``ZEROS``: zero points, by which codes are not around zero, times the scale. ``MINIMUMS``: what
+    the lowest code stands for.
+    """
+
+    NONE = ""
+    ZEROS = "zeros"
+    MINIMUMS = "minimums"
+
+
+class Prefer(str, Enum):
+    """Which of several forms that hold a checkpoint's own codes is taken.
+
+    ``EXACT``: no weight is rounded that a form can hold, and every product is one sum. ``SMALL``:
+    the fewest bytes, on whatever GPUs they run.
+    """
+
+    EXACT = "exact"
+    SMALL = "small"
+
+
 @dataclass(frozen=True, slots=True)
 class KeptForm:
     """How a graph holds a weight that its checkpoint stores quantised: by the checkpoint's codes.
@@ -47,11 +71,13 @@ class KeptForm:
         scheme: of the codes.
         block: inputs that share a scale; None for one an output channel.
         is_ordered: inputs are sorted by their groups, and gathered in that order.
+        base: what is added, where codes alone are not the weight.
     """
 
     scheme: Scheme
     block: int | None = None
     is_ordered: bool = False
+    base: Base = Base.NONE
 
 
 DRAFT, TARGET = "draft", "target"  # names of the graphs of a bundle

@@ -23,7 +23,7 @@ from draftrt.engines.capabilities import FACTS, request_findings
 from draftrt.engines.environment import backend_version, find_gpus, target_sms
 from draftrt.engines.options import BuildOptions, narrow, shape_ranges
 from draftrt.engines.process import BuildReply, BuildRequest
-from draftrt.errors import BackendError, BuildError, collect
+from draftrt.errors import BackendError, BuildError, UnsupportedError, collect
 from draftrt.files import ROOM, cannot_write, naming, scratch_folder, sha256_of
 from draftrt.manifest import GraphEntry, PlanEntry
 
@@ -137,11 +137,20 @@ def _resolve(graph: GraphEntry, options: BuildOptions) -> tuple[BuildOptions, st
 
 
 def _check_sms(graph: GraphEntry, options: BuildOptions) -> None:
-    collect(
-        request_findings(
-            options.backend, options.sms, graph.precision, graph.schemes(), options.device
-        )
+    findings = request_findings(
+        options.backend, options.sms, graph.precision, graph.schemes(), options.device
     )
+    others = [sm for sm in options.sms if graph.sms and sm not in graph.sms]
+    if others and not findings:
+        own, wished = (",".join(map(str, sms)) for sms in (graph.sms, options.sms))
+        names = " and ".join(f"SM{sm}" for sm in others)
+        findings.append(
+            UnsupportedError(
+                f"{names}: the {options.graph} graph was exported for --sm {own} alone",
+                hint=f"build for those, or export again with --sm {wished} or without",
+            )
+        )
+    collect(findings)
 
 
 def _is_same_build(present: PlanEntry, expected: PlanEntry) -> bool:

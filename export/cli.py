@@ -23,6 +23,7 @@ from draftrt.cli_options import (
     named_checkpoints,
     no_verify_option,
     precision_option,
+    prefer_option,
     quantize_option,
     stated_family,
 )
@@ -46,7 +47,7 @@ from draftrt.export.models.signature import EXTRA_OUTPUTS
 from draftrt.export.options import DEFAULT_CONTEXT, MOST_CONTEXT, ExportOptions, WeightMode
 from draftrt.export.pipeline import export_bundle
 from draftrt.export.weights.storage import Progress
-from draftrt.quantization import Part, Scheme
+from draftrt.quantization import Part, Prefer, Scheme
 from draftrt.spec import Precision, Profile
 
 
@@ -86,6 +87,7 @@ from draftrt.spec import Precision, Profile
 @ignore_key_option
 @quantize_option
 @kept_for_option
+@prefer_option
 @click.option(
     "--target-graph/--no-target-graph",
     default=None,
@@ -120,6 +122,7 @@ def export(
     sampled: bool,
     quantization: dict[str, dict[Part, Scheme]],
     sms: tuple[int, ...] | None,
+    prefer: str | None,
     sample_from_anchor: bool | None,
     family: str | None,
     ignore_keys: tuple[str, ...],
@@ -162,6 +165,7 @@ def export(
         weights=WeightMode(weights),
         hash_all=hashed == "full",
         sms=sms or (),
+        prefer=Prefer(prefer) if prefer else None,
     )
     bar = ProgressBar()
     export_bundle(draft, target, out, options, bar.report, bar.show)

@@ -133,7 +133,7 @@ def _expected(
             taps = taps_of(bundle)
             model = record_target(spec, taps, tensors, options, entry.max_context)
         uses = quantize_graph(model.graph, tensors, entry.quantization)
-        quantised = [QuantizedWeight(use, ELSEWHERE, ELSEWHERE) for use in uses]
+        quantised = [QuantizedWeight(use, *[ELSEWHERE] * (3 if use.base else 2)) for use in uses]
         with temporary_folder("graph") as folder:
             path = folder / "expected.onnx"
             places = dict.fromkeys(tensors, ELSEWHERE)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from draftrt.quantization import Quantization
+from draftrt.quantization import Prefer, Quantization
 from draftrt.spec import DecoderSpec, DrafterSpec, Family, Precision, Profile
 
 
@@ -45,6 +45,7 @@ class ExportOptions:
             otherwise.
         sms: compute capabilities of the GPUs that the graphs are for, where more than the least of
             them may be asked for; empty: any from 86 on.
+        prefer: which of several forms holds a checkpoint's own codes; None: what runs fast on all.
     """
 
     precision: Precision = Precision.FP32
@@ -61,6 +62,7 @@ class ExportOptions:
     weights: WeightMode = WeightMode.COPY
     hash_all: bool = False
     sms: tuple[int, ...] = ()
+    prefer: Prefer | None = None
 
 
 def max_context(options: ExportOptions, *specs: DrafterSpec | DecoderSpec | None) -> int:

@@ -98,6 +98,8 @@ def entry_of(
         read_bytes=weights.num_bytes(is_read_whole),
         kept={name: one.kept for name, one in weights.tensors.items() if one.kept is not None},
         stored=tuple(described(weights.tensors)),
+        sms=options.sms,
+        prefer=options.prefer,
     )
 
 

@@ -184,6 +184,7 @@ def open_graph(
         device=device,
         threads=threads,
         maps_weights=map_weights,
+        is_dequantised=device == "cpu" and entry.is_fp8,
         can_grow=bool(entry.flexible),
     )
 

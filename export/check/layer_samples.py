@@ -70,7 +70,8 @@ def layer_kinds(kinds: Sequence[Hashable], tensors: Mapping[str, GraphTensor]) -
         match, ref = WEIGHT.match(name), tensors[name].source
         if match and isinstance(ref, QuantizedRef) and ref.scales is not None:
             blocks = ref.scales.shape[0] if len(ref.scales.shape) == 2 else 0
-            forms[int(match[2])].append((name[match.end() :], ref.scheme, blocks))
+            own = (name[match.end() :], ref.scheme, blocks, ref.base_kind, ref.order is None)
+            forms[int(match[2])].append(own)
     return [(kind, *form) for kind, form in zip(kinds, forms, strict=True)]
 
 

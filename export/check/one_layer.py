@@ -138,9 +138,15 @@ def _cut_quantised(
         codes = packed(ref.codes(rows.start, rows.stop).T.contiguous(), ref.scheme)
         scales = ref.channel_scales(rows.start, rows.stop)
         scales = (scales.T if scales.ndim == 2 else scales).contiguous()
-        raw = scales.view(torch.uint8).numpy().tobytes()
-        for whole, content in ((name + CODES, codes), (name + SCALES, raw)):
-            _replace(nodes, weights, whole, content, len(rows))
+        parts = {CODES: codes, SCALES: _raw(scales)}
+        if (base := ref.channel_base(rows.start, rows.stop)) is not None:
+            parts[f".{ref.base_kind.value}"] = _raw(base.T.contiguous())
+        for ending, content in parts.items():
+            _replace(nodes, weights, name + ending, content, len(rows))
+
+
+def _raw(content: torch.Tensor) -> bytes:
+    return bytes(content.view(torch.uint8).numpy().tobytes())
 
 
 def _replace(

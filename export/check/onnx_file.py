@@ -24,7 +24,6 @@ from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.edit import place_of
 from draftrt.export.graph.files import read_initialisers
 from draftrt.export.weights.data_file import is_linkable, num_bytes
-from draftrt.export.weights.quantize import dequantize
 from draftrt.export.weights.quantized import SLICE_ELEMENTS, QuantizedRef, encoded
 from draftrt.manifest import LINKED
 from draftrt.onnx_session import read_onnx
@@ -138,7 +137,7 @@ def check_channels(path: Path, tensors: Mapping[str, GraphTensor]) -> int:
         rows, width = ref.shape
         chosen = sampled_rows(rows, width, SLICE_ELEMENTS // 2)
         again = torch.cat(
-            [dequantize(*encoded(ref.name, tensor, ref.scheme, row, row + 1)) for row in chosen]
+            [encoded(ref.name, tensor, ref.scheme, row, row + 1).dequantized() for row in chosen]
         )
         differs = (ref.exact_channels(chosen) != ref.in_order(again)).any(dim=1)
         if differs.any():

@@ -201,7 +201,7 @@ def _form(ref: TensorRef | None) -> KeptForm | None:
         return None
     blocks = ref.scales.shape[0] if len(ref.scales.shape) == 2 else 0
     block = ref.shape[1] // blocks if blocks else None
-    return KeptForm(ref.scheme, block, is_ordered=ref.order is not None)
+    return KeptForm(ref.scheme, block, ref.order is not None, ref.base_kind)
 
 
 def _wide(tensor: GraphTensor) -> GraphTensor:

@@ -31,7 +31,7 @@ from draftrt.export.weights.kept import order_of
 from draftrt.export.weights.overflow import check_held
 from draftrt.export.weights.quantized import QuantizedRef, RequantizedRef
 from draftrt.export.weights.storage import ByteRange, QuantizedWeight
-from draftrt.export.weights.tensors import CODES, ORDER, SCALES
+from draftrt.export.weights.tensors import BASES, CODES, ORDER, SCALES, base_dtype
 from draftrt.onnx_session import read_onnx
 from draftrt.quantization import HEAD, TABLES, Scheme
 
@@ -132,6 +132,10 @@ def _quantised(weight: QuantizedWeight) -> list[Any]:
         _external(use.name + CODES, kinds[use.scheme], use.codes_shape, weight.codes),
         _external(use.name + SCALES, scales, use.scales_shape, weight.scales),
     ]
+    if weight.base is not None:
+        kind = BY_NAME[base_dtype(use.tensor)].onnx
+        name = f"{use.name}.{use.base.value}"
+        made.append(_external(name, kind, use.base_shape, weight.base))
     if use.tensor.kept is not None and use.tensor.kept.is_ordered:
         made.append(_order(use.name + ORDER, use.tensor.source))
     return made
@@ -188,7 +192,11 @@ def read_initialisers(path: Path) -> dict[str, TensorRef]:
             if name == TABLES[1] and name in refs:  # looked up quantised, multiplied with as it is
                 refs.setdefault(HEAD, refs[name])
             made = _quantised_ref(tensor, name, scales, schemes[tensor.data_type], path)
-            refs[name] = replace(made, order=refs.pop(name + ORDER, None))
+            made = replace(made, order=refs.pop(name + ORDER, None))
+            for ending, base in BASES.items():
+                if name + ending in refs:
+                    made = replace(made, base=refs.pop(name + ending), base_kind=base)
+            refs[name] = made
     return refs
 
 

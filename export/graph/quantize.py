@@ -5,20 +5,25 @@ form into one kernel that reads the codes, and TensorRT-RTX builds it. With code
 Runtime dequantises the whole weight in every call, and so it does with a MatMul whose output is
 added to something, because it makes another Gemm of the two first. Each use gets codes of its own,
 because two products of one quantised weight crash TensorRT's builder. Where a checkpoint's inputs
-are not in the order of its groups, the codes are sorted by them and a Gather sorts x.
+are not in the order of its groups, the codes are sorted by them and a Gather sorts x. Where codes
+alone are not the weight, the sums of x over the blocks are multiplied with what each block adds,
+and the two products summed, all of it in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftrt.dtypes import BY_NAME
 from draftrt.errors import ExportError
 from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.edit import attributes_of, edited, makers, replace_nodes
 from draftrt.export.weights.tensors import CODES, ORDER, SCALES, QuantizedUse
-from draftrt.quantization import HEAD, TABLES, Part, Quantization, part_of
+from draftrt.quantization import HEAD, MIDDLE, TABLES, Base, Part, Quantization, part_of
+
+PARTIAL = "partial"  # a product with codes to which something is added
 
 
 def quantize_graph(
@@ -39,6 +44,7 @@ def quantize_graph(
     """
     found = dict[str, QuantizedUse]()
     nodes: list[Any] = []
+    sums = dict[tuple[str, int | None], str]()
     for node in graph.node:
         use = _use_of(node, tensors, quantization)
         if use is None:
@@ -47,7 +53,7 @@ def quantize_graph(
         if use.name in found:
             raise ExportError(f"{use.name}: a quantised weight feeds two products, expected one")
         found[use.name] = use
-        nodes += _product(node, use) if use.is_product else _lookup(node, use)
+        nodes += _Product(node, use, sums).nodes() if use.is_product else _lookup(node, use)
     replace_nodes(graph, nodes)
     return list(found.values())
 
@@ -72,39 +78,112 @@ def _use_of(
     return None
 
 
-def _product(node: Any, use: QuantizedUse) -> list[Any]:
+class _Product:
     """``Gemm(x, W [out, in], bias, transB=1)`` to a product with dequantised [in, out]."""
-    import onnx
 
-    attributes = attributes_of(node)
-    if attributes.pop("transB", 0) != 1 or any(value != 1 for value in attributes.values()):
-        raise ExportError(
-            f"{node.name}: Gemm with {attributes}, expected transB alone",
-            hint="a defect of draftrt, please report it",
-        )
-    how: dict[str, Any] = {"axis": 1} if use.block is None else {"axis": 0, "block_size": use.block}
-    wide, inputs = f"{use.name}.dequantized", list(node.input)
-    gathered = []
-    if use.tensor.kept is not None and use.tensor.kept.is_ordered:
-        given, inputs[0] = inputs[0], f"{use.name}.gathered"
-        gathered = [
-            onnx.helper.make_node(
-                "Gather", [given, use.name + ORDER], [inputs[0]], f"{use.name}.gather", axis=1
+    def __init__(
+        self, node: Any, use: QuantizedUse, sums: dict[tuple[str, int | None], str]
+    ) -> None:
+        """Take the node.
+
+        Args:
+            node: the product.
+            use: its weight.
+            sums: value and size of blocks to the value that holds the blocks' sums; added to.
+
+        Raises:
+            ExportError: it is no product that draftrt writes.
+        """
+        attributes = attributes_of(node)
+        if attributes.pop("transB", 0) != 1 or any(value != 1 for value in attributes.values()):
+            raise ExportError(
+                f"{node.name}: Gemm with {attributes}, expected transB alone",
+                hint="a defect of draftrt, please report it",
             )
-        ]
-    return [
-        *gathered,
-        onnx.helper.make_node(
-            "DequantizeLinear",
-            [use.name + CODES, use.name + SCALES],
-            [wide],
-            name=f"{use.name}.dequantize",
-            **how,
-        ),
-        onnx.helper.make_node(
-            "Gemm", [inputs[0], wide, *inputs[2:]], list(node.output), f"{use.name}.product"
-        ),
-    ]
+        self._node, self._use, self._sums = node, use, sums
+        self._made: list[Any] = []
+
+    def nodes(self) -> list[Any]:
+        """Return the nodes that compute it."""
+        use, [x, _, *bias] = self._use, self._node.input
+        if use.tensor.kept is not None and use.tensor.kept.is_ordered:
+            x = self._add("gather", "Gather", [x, use.name + ORDER], "gathered", axis=1)
+        how = {"axis": 1} if use.block is None else {"axis": 0, "block_size": use.block}
+        codes = [use.name + CODES, use.name + SCALES]
+        wide = self._add("dequantize", "DequantizeLinear", codes, "dequantized", **how)
+        if use.base is Base.NONE:
+            self._add("product", "Gemm", [x, wide, *bias])
+            return self._made
+        part = self._float(self._add("product", "Gemm", [x, wide, *bias], PARTIAL), "part")
+        added = self._add("bases", "MatMul", [self._sums_of(x), self._base()], "added")
+        if use.tensor.dtype == "float32":
+            self._add("sum", "Add", [part, added])
+        else:
+            whole = self._add("sum", "Add", [part, added], "whole")
+            self._add("round", "Cast", [whole], to=BY_NAME[use.tensor.dtype].onnx)
+        return self._made
+
+    def _base(self) -> str:
+        """What each block adds for a sum of one, [blocks, out] float32."""
+        use = self._use
+        scales = self._float(use.name + SCALES, "wide_scales")
+        base = f"{use.name}.{use.base.value}"
+        if use.base is Base.ZEROS:
+            wide = self._add("wide_zeros", "Cast", [base], "wide_base", to=BY_NAME["float32"].onnx)
+            return self._add("scale_zeros", "Mul", [wide, scales], "base")
+        middle = self._constant("middle", [float(MIDDLE)], "float32")
+        shift = self._add("shift", "Mul", [scales, middle], "shifted")
+        return self._add("shift_minimums", "Add", [self._float(base, "wide_base"), shift], "base")
+
+    def _sums_of(self, x: str) -> str:
+        """Return the sums over each block of a value [R, in], [R, blocks] float32."""
+        key = (x, self._use.block)
+        if key not in self._sums:
+            wide = self._float(x, "wide_inputs")
+            if self._use.block is not None:
+                shape = self._constant("shape", [0, -1, self._use.block], "int64")
+                wide = self._add("split", "Reshape", [wide, shape], "split")
+            axes = self._constant("axes", [-1], "int64")
+            is_whole = int(self._use.block is None)
+            self._sums[key] = self._add(
+                "sums", "ReduceSum", [wide, axes], "sums", keepdims=is_whole
+            )
+        return self._sums[key]
+
+    def _float(self, value: str, name: str) -> str:
+        """Return a value of the graph's element type in float32."""
+        if self._use.tensor.dtype == "float32":
+            return value
+        return self._add(name, "Cast", [value], name, to=BY_NAME["float32"].onnx)
+
+    def _constant(self, name: str, content: list[Any], dtype: str) -> str:
+        import onnx
+
+        held = onnx.helper.make_tensor(name, BY_NAME[dtype].onnx, [len(content)], content)
+        return self._add(f"{name}.constant", "Constant", [], f"{name}.value", value=held)
+
+    def _add(
+        self, name: str, kind: str, inputs: list[str], output: str = "", **attributes: Any
+    ) -> str:
+        """Add a node; return what it makes, the product's own output where none is named."""
+        import onnx
+
+        made = f"{self._use.name}.{output}" if output else self._node.output[0]
+        self._made.append(
+            onnx.helper.make_node(kind, inputs, [made], f"{self._use.name}.{name}", **attributes)
+        )
+        return made
+
+
+def whole_product(readers: Mapping[str, Sequence[Any]], value: str) -> str:
+    """Return a product's whole value where the given one is what the codes alone make of it."""
+    if not value.endswith(f".{PARTIAL}"):
+        return value
+    [node] = readers[value]
+    if node.op_type == "Cast":
+        [node] = readers[node.output[0]]
+    after = [one for one in readers.get(node.output[0], ()) if one.name.endswith(".round")]
+    return str((after or [node])[0].output[0])
 
 
 def _lookup(node: Any, use: QuantizedUse) -> list[Any]:

@@ -1,15 +1,17 @@
 """The checkpoint's own codes in a graph: which form holds them, and what that changes.
 
-One table decides. Integers around zero stay what they are; those with zero points become the
-difference of code and zero point, and codes of FP4 twice their value, both in INT8: nothing is
-rounded but the scales, and those only where the graph's element type is a 16-bit one. All forms but
-FP8 run on ONNX Runtime, where products with them are one kernel, and from SM86 on.
+One table decides. Integers around zero stay what they are, and codes of FP4 become twice their
+value in INT8. Integers with zero points are shifted to lie around zero, and a second, small product
+of the blocks' sums adds what the shift left out, in float32; so it does with minimums. `Prefer`
+chooses others: exact, 4 bits less their zero points in INT8, one sum. Nothing is rounded but the
+scales, and those only where the graph's element type is a 16-bit one. All forms but FP8 run on ONNX
+Runtime, where products with them are one kernel, and from SM86 on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from draftrt.export.checkpoint.quantized.linear import CodeKind, StoredLinear, S
 from draftrt.export.checkpoint.quantized.packing import E2M1
 from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.weights.tensors import INT4_OPSET
-from draftrt.quantization import KeptForm, Scheme, part_of
+from draftrt.quantization import Base, KeptForm, Prefer, Scheme, part_of
 
 BLOCKS = (16, 32, 64, 128, 256)  # sizes that ONNX Runtime's kernels have
 FP8_FROM = 89  # compute capability
@@ -27,64 +29,99 @@ TWICE = np.concatenate((2 * E2M1, -2 * E2M1)).astype(np.int8)
 SLICE_ROWS = 512
 
 
-def form_of(linear: StoredLinear, opset: int, sms: Sequence[int]) -> KeptForm | None:
+@dataclass(frozen=True, slots=True)
+class FormChoice:
+    """What a graph is for.
+
+    Attributes:
+        opset: of it.
+        sms: compute capabilities of the GPUs; empty for any from 86 on.
+        prefer: which of several forms is taken; None for what runs fast everywhere.
+    """
+
+    opset: int
+    sms: Sequence[int] = ()
+    prefer: Prefer | None = None
+
+    def has_fp8(self, *, is_rounded: bool) -> bool:
+        """Whether FP8 codes are kept: where the GPUs have them, or where that is preferred."""
+        is_wished = self.prefer is Prefer.SMALL or (self.prefer is Prefer.EXACT and is_rounded)
+        return min(self.sms) >= FP8_FROM if self.sms else is_wished
+
+
+def form_of(linear: StoredLinear, dtype: str, choice: FormChoice) -> KeptForm | None:
     """Return how a graph can hold a weight by its own codes; None where it cannot.
 
     Args:
         linear: how the checkpoint stores it.
-        opset: of the graph.
-        sms: compute capabilities it is for; empty for any from 86 on.
+        dtype: of the graph's elements.
+        choice: what the graph is for.
     """
+    opset = choice.opset
     width = linear.shape[1]
     block = None if linear.group >= width else linear.group
     if block is not None and (block not in BLOCKS or width % block or opset < INT4_OPSET):
         return None
     is_ordered = linear.order is not None
     if linear.kind is CodeKind.E4M3:
-        return KeptForm(Scheme.FP8, block) if sms and min(sms) >= FP8_FROM else None
+        is_kept = choice.has_fp8(is_rounded=dtype != "float32")
+        return KeptForm(Scheme.FP8, block) if is_kept else None
     if linear.kind is CodeKind.E2M1:
         return KeptForm(Scheme.INT8, block)
-    if linear.zero_points is not None:
-        return KeptForm(Scheme.INT8, block, is_ordered) if linear.bits == 4 else None
-    if linear.bits == 4 and opset >= INT4_OPSET:
-        return KeptForm(Scheme.INT4, block, is_ordered)
-    return KeptForm(Scheme.INT8, block, is_ordered)
+    scheme = Scheme.INT4 if linear.bits == 4 and opset >= INT4_OPSET else Scheme.INT8
+    if linear.zero_points is None and linear.minimums is None:
+        return KeptForm(scheme, block, is_ordered)
+    is_one_sum = linear.bits == 4 and linear.minimums is None
+    if is_one_sum and (choice.prefer is Prefer.EXACT or scheme is Scheme.INT8):
+        return KeptForm(Scheme.INT8, block, is_ordered)
+    base = Base.ZEROS if linear.minimums is None else Base.MINIMUMS
+    return KeptForm(scheme, block, is_ordered, base)
 
 
-def keep_codes(
-    tensors: Mapping[str, GraphTensor], opset: int, sms: Sequence[int]
-) -> dict[str, GraphTensor]:
+def keep_codes(tensors: Mapping[str, GraphTensor], choice: FormChoice) -> dict[str, GraphTensor]:
     """Return a graph's weights, each that can be held by its own codes marked so."""
-    return {name: _marked(name, tensor, opset, sms) for name, tensor in tensors.items()}
+    return {name: _marked(name, tensor, choice) for name, tensor in tensors.items()}
 
 
-def _marked(name: str, tensor: GraphTensor, opset: int, sms: Sequence[int]) -> GraphTensor:
+def _marked(name: str, tensor: GraphTensor, choice: FormChoice) -> GraphTensor:
     source = tensor.source
     if not isinstance(source, StoredRef) or part_of(name, is_product=True) is None:
         return tensor
     assert source.linear is not None
-    return replace(tensor, kept=form_of(source.linear, opset, sms))
+    return replace(tensor, kept=form_of(source.linear, tensor.dtype, choice))
 
 
-def kept_rows(ref: StoredRef, form: KeptForm) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Return codes [n, in] and scales [n] or [n, blocks] of a weight's rows.
+def kept_rows(
+    ref: StoredRef, form: KeptForm
+) -> tuple[NDArray[Any], NDArray[np.float32], NDArray[np.float32] | None]:
+    """Return codes [n, in], scales [n] or [n, blocks], and the base [n, blocks] of a weight's rows.
 
-    Codes are int8, or bytes of FP8, sorted by groups where these are not in order.
+    Codes are int8, or bytes of FP8, sorted by groups where these are not in order. The base is in
+    scales (`Base.ZEROS`) or a weight (`Base.MINIMUMS`).
     """
     linear, start, stop = ref.linear, ref.first, ref.first + ref.shape[0]
     assert linear is not None
     codes, scales = linear.codes(start, stop), linear.scales(start, stop)
     order = order_of(ref)
     codes = codes if order is None else codes[:, order]
+    zeros, base, middle = None, None, 1 << (linear.bits - 1)
+    if linear.zero_points is not None:
+        zeros = linear.zero_points(start, stop)
     if linear.kind is CodeKind.E2M1:
         codes, scales = TWICE[codes], scales * np.float32(0.5)
-    elif linear.zero_points is not None:
-        zeros = linear.zero_points(start, stop).astype(np.int8).T
-        wide = np.repeat(zeros, linear.group, axis=0)[: codes.shape[1]]
+    elif form.base is not Base.NONE:
+        is_shifted = codes.dtype == np.uint8  # else they lie around zero as they are
+        if zeros is not None:
+            base = (middle * is_shifted - zeros).astype(np.float32)
+        elif linear.minimums is not None:
+            base = np.array(linear.minimums(start, stop), np.float32)
+        codes = np.subtract(codes, np.uint8(middle)).view(np.int8) if is_shifted else codes
+    elif zeros is not None:
+        wide = np.repeat(zeros.astype(np.int8).T, linear.group, axis=0)[: codes.shape[1]]
         codes = np.subtract(codes.T, wide, dtype=np.int8, casting="unsafe").T  # 4 bits: no overflow
     if linear.kind is not CodeKind.E4M3:
         codes = codes.astype(np.int8, copy=False)
-    return codes, np.array(scales[:, 0] if form.block is None else scales, order="C")
+    return codes, np.array(scales[:, 0] if form.block is None else scales, order="C"), base
 
 
 def order_of(ref: StoredRef) -> NDArray[np.int64] | None:
@@ -113,7 +150,8 @@ def _become(tensor: GraphTensor) -> str:
     block = tensor.kept.block
     scales = "each output" if block is None else f"{block} inputs"
     order = ", inputs gathered by groups" if tensor.kept.is_ordered else ""
-    return f"their own codes as {tensor.kept.scheme.value}, a scale for {scales}{order}"
+    base = f" and a product of sums with the {tensor.kept.base.value}" if tensor.kept.base else ""
+    return f"their own codes as {tensor.kept.scheme.value}, a scale for {scales}{base}{order}"
 
 
 def largest_change(tensor: GraphTensor) -> float:
@@ -127,11 +165,15 @@ def largest_change(tensor: GraphTensor) -> float:
     for start in range(0, source.shape[0], SLICE_ROWS):
         rows = source.rows(start, min(start + SLICE_ROWS, source.shape[0]))
         assert isinstance(rows, StoredRef)
-        exact = (
-            rows.read()
-            if tensor.kept is None
-            else torch.from_numpy(kept_rows(rows, tensor.kept)[1])
-        )
-        gap = (exact.to(tensor.torch_dtype).float() - exact).abs() / exact.abs().clamp_min(1e-30)
-        worst = max(worst, float(gap.max()))
+        if tensor.kept is None:
+            parts = [rows.read()]
+        else:
+            _, scales, base = kept_rows(rows, tensor.kept)
+            parts = [torch.from_numpy(scales)]
+            if base is not None and tensor.kept.base is Base.MINIMUMS:
+                parts.append(torch.from_numpy(base))
+        for exact in parts:
+            held = exact.to(tensor.torch_dtype).float()
+            gap = (held - exact).abs() / exact.abs().clamp_min(1e-30)
+            worst = max(worst, float(gap.max()))
     return worst

@@ -9,7 +9,7 @@ from draftrt.errors import UnsupportedError
 from draftrt.export.checkpoint.drafter import LoadedDrafter
 from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.options import ExportOptions
-from draftrt.export.weights.kept import keep_codes
+from draftrt.export.weights.kept import FormChoice, keep_codes
 from draftrt.export.weights.storage import PlacedWeights, WeightFiles
 from draftrt.export.weights.tensors import INT4_OPSET, draft_tensors, target_tensors
 from draftrt.quantization import (
@@ -60,7 +60,7 @@ def _place(
 ) -> PlacedWeights:
     quantization = options.quantization.get(graph, {})
     check_quantization(tensors, quantization, options.profile.opset)
-    tensors = keep_codes(tensors, options.profile.opset, options.sms)
+    tensors = keep_codes(tensors, FormChoice(options.profile.opset, options.sms, options.prefer))
     quantization = {
         part: scheme for part, scheme in quantization.items() if _has_left(part, tensors)
     }

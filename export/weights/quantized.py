@@ -16,8 +16,8 @@ from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef, from_tenso
 from draftrt.export.weights.kept import kept_rows
 from draftrt.export.weights.overflow import check_held
 from draftrt.export.weights.quantize import dequantize, quantize_rows
-from draftrt.export.weights.tensors import QuantizedUse
-from draftrt.quantization import Scheme, block_of, bytes_of
+from draftrt.export.weights.tensors import QuantizedUse, base_dtype
+from draftrt.quantization import MIDDLE, Base, Scheme, block_of, bytes_of
 
 SLICE_ELEMENTS = 1 << 22
 WHOLE_BYTES = 48 << 20  # up to this a product's codes are put together before they are written
@@ -26,7 +26,7 @@ Place = tuple[int, int]  # offset and bytes
 
 def write_quantized(
     stream: BinaryIO, use: QuantizedUse, align: Callable[[BinaryIO], int]
-) -> tuple[Place, Place]:
+) -> list[Place]:
     """Quantise a weight, a slice of its output channels at a time.
 
     Args:
@@ -35,15 +35,19 @@ def write_quantized(
         align: pads the file to where a tensor may start, and returns that offset.
 
     Returns:
-        Where its codes lie, and its scales.
+        Where its codes lie, its scales, and what is added to them where something is.
     """
     rows, width = use.tensor.shape
-    start, parts, size = align(stream), [], bytes_of(rows * width, use.scheme)
+    start, size = align(stream), bytes_of(rows * width, use.scheme)
+    scales: list[Tensor] = []
+    bases: list[Tensor] = []
     whole = None
     if use.is_product and size <= WHOLE_BYTES and (rows % 2 == 0 or use.scheme is not Scheme.INT4):
         whole = np.empty((width, size // width), np.uint8)
-    for first, codes, scales in _slices(use):
-        parts.append(scales)
+    for first, made in _slices(use):
+        codes = made.codes
+        scales.append(made.scales)
+        bases += [] if made.base is None else [made.base]
         if not use.is_product:
             stream.write(packed(codes, use.scheme))
         elif whole is not None:
@@ -63,29 +67,57 @@ def write_quantized(
     if whole is not None:
         stream.write(whole.data)
     stream.seek(start + size)
-    content = torch.cat(parts)
-    if use.is_product and use.block is not None:
-        content = content.T.contiguous()
-    offset = align(stream)
-    raw = content.view(torch.uint8).numpy().tobytes()
-    stream.write(raw)
-    return (start, size), (offset, len(raw))
+    places = [(start, size)]
+    for parts in (scales, bases) if bases else (scales,):
+        content = torch.cat(parts)
+        if use.is_product and content.ndim == 2:
+            content = content.T.contiguous()
+        raw = content.view(torch.uint8).numpy().tobytes()
+        places.append((align(stream), len(raw)))
+        stream.write(raw)
+    return places
 
 
-def _slices(use: QuantizedUse) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield (first row, codes, scales), of an even number of rows: int4 fills its bytes."""
+def _slices(use: QuantizedUse) -> Iterator[tuple[int, Encoded]]:
+    """Yield (first row, codes and scales), of an even number of rows: int4 fills its bytes."""
     rows, width = use.tensor.shape
     step = max(2, SLICE_ELEMENTS // width // 2 * 2)
     if rows % 2 and use.scheme is Scheme.INT4:
         step = rows
     for first in range(0, rows, step):
-        yield (first, *encoded(use.name, use.tensor, use.scheme, first, min(first + step, rows)))
+        yield first, encoded(use.name, use.tensor, use.scheme, first, min(first + step, rows))
 
 
-def encoded(
-    name: str, tensor: GraphTensor, scheme: Scheme, start: int, stop: int
-) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of some output channels: the checkpoint's own where they are kept.
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Output channels as a graph holds them.
+
+    Attributes:
+        codes: [n, in] int8 or float8_e4m3fn.
+        scales: [n], of blocks [n, blocks].
+        base: [n, blocks], what is added; None for nothing.
+        kind: of that.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    base: Tensor | None = None
+    kind: Base = Base.NONE
+
+    def dequantized(self) -> Tensor:
+        """Return what they stand for, [n, in] float32: no product of 16-bit scales is rounded."""
+        if self.base is None:
+            return dequantize(self.codes, self.scales)
+        rows, width = self.codes.shape
+        codes = self.codes.float().reshape(rows, self.base.shape[1], -1)
+        scales, base = (one.float().reshape(rows, -1, 1) for one in (self.scales, self.base))
+        if self.kind is Base.ZEROS:
+            return ((codes + base) * scales).reshape(rows, width)
+        return ((codes + MIDDLE) * scales + base).reshape(rows, width)
+
+
+def encoded(name: str, tensor: GraphTensor, scheme: Scheme, start: int, stop: int) -> Encoded:
+    """Return some output channels as a graph holds them: the checkpoint's own codes where kept.
 
     Args:
         name: for messages.
@@ -96,14 +128,20 @@ def encoded(
     """
     source = tensor.source.rows(start, stop)
     if tensor.kept is None:
-        return quantize_rows(name, source.read(), scheme, tensor.torch_dtype)
+        return Encoded(*quantize_rows(name, source.read(), scheme, tensor.torch_dtype))
     assert isinstance(source, StoredRef)
-    codes, factors = kept_rows(source, tensor.kept)
+    codes, factors, base = kept_rows(source, tensor.kept)
     wide = torch.from_numpy(factors)
     scales = wide.to(tensor.torch_dtype)
     check_held(f"a scale of {name}", wide, scales, tensor.dtype)
     held = torch.from_numpy(codes if codes.flags.writeable else codes.copy())
-    return held.view(torch.float8_e4m3fn) if scheme is Scheme.FP8 else held, scales
+    held = held.view(torch.float8_e4m3fn) if scheme is Scheme.FP8 else held
+    if base is None:
+        return Encoded(held, scales)
+    added = torch.from_numpy(base)
+    stored = added.to(getattr(torch, base_dtype(tensor)))
+    check_held(f"a minimum of {name}", added, stored, base_dtype(tensor))
+    return Encoded(held, scales, stored, tensor.kept.base)
 
 
 def packed(codes: Tensor, scheme: Scheme) -> bytes:
@@ -140,12 +178,16 @@ class QuantizedRef(TensorRef):
         scales: its scales, as stored.
         is_product: stored as [in, out].
         order: [in], the input that each of its own stands for; None where they are in order.
+        base: [blocks, out], what is added; None for nothing.
+        base_kind: of that.
     """
 
     scheme: Scheme = Scheme.INT8
     scales: TensorRef | None = None
     is_product: bool = True
     order: TensorRef | None = None
+    base: TensorRef | None = None
+    base_kind: Base = Base.NONE
 
     def read(self) -> Tensor:
         """Return the weight [out, in] that the integers stand for."""
@@ -163,8 +205,11 @@ class QuantizedRef(TensorRef):
 
     def exact_rows(self, start: int, stop: int) -> Tensor:
         """Return some output channels [n, in] without rounding, float32."""
-        found = dequantize(self.codes(start, stop), self.channel_scales(start, stop))
-        return self.in_order(found)
+        added = self.channel_base(start, stop)
+        made = Encoded(
+            self.codes(start, stop), self.channel_scales(start, stop), added, self.base_kind
+        )
+        return self.in_order(made.dequantized())
 
     def in_order(self, held: Tensor) -> Tensor:
         """Return channels [n, in] with their inputs in the order of the model."""
@@ -194,6 +239,10 @@ class QuantizedRef(TensorRef):
         scales = self.scales.read()
         return scales[:, start:stop].T if scales.ndim == 2 else scales[start:stop]
 
+    def channel_base(self, start: int, stop: int) -> Tensor | None:
+        """Return what is added to some output channels, [n, blocks]."""
+        return None if self.base is None else self.base.read()[:, start:stop].T
+
     def exact_channels(self, channels: Sequence[int]) -> Tensor:
         """Return output channels from all over the weight, [n, in] float32, as `exact_rows` does.
 
@@ -215,8 +264,11 @@ class QuantizedRef(TensorRef):
                 continue
             half = torch.from_numpy(places % 2)[None, :, None].expand(count, -1, 1)
             found.append(unpacked(lines[..., None], self.scheme).gather(2, half)[..., 0])
-        scales = self.channel_scales(0, rows)[torch.from_numpy(places)]
-        return self.in_order(dequantize(torch.cat(found).T, scales))
+        chosen = torch.from_numpy(places)
+        scales, base = self.channel_scales(0, rows)[chosen], self.channel_base(0, rows)
+        added = None if base is None else base[chosen]
+        made = Encoded(torch.cat(found).T, scales, added, self.base_kind)
+        return self.in_order(made.dequantized())
 
     def exact(self) -> QuantizedRef:
         """Return the same weight without rounding: in float32 every product is exact."""

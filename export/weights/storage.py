@@ -58,11 +58,13 @@ class QuantizedWeight:
         use: the weight.
         codes: where its codes lie.
         scales: where its scales lie.
+        base: where what is added to them lies; None for nothing.
     """
 
     use: QuantizedUse
     codes: ByteRange
     scales: ByteRange
+    base: ByteRange | None = None
 
 
 INLINE_BYTES = 1024
@@ -165,10 +167,8 @@ class WeightFiles:
         with path.open("r+b") as stream:
             stream.seek(0, 2)
             for use in uses:
-                codes, scales = write_quantized(stream, use, _align)
-                written.append(
-                    QuantizedWeight(use, ByteRange(data, *codes), ByteRange(data, *scales))
-                )
+                places = [ByteRange(data, *one) for one in write_quantized(stream, use, _align)]
+                written.append(QuantizedWeight(use, *places))
         entry = FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
         assert self._pool is not None
         self._copies[data] = self._pool.submit(lambda: entry)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftrt.dtypes import FLOATS
+from draftrt.dtypes import BY_NAME, FLOATS
 from draftrt.errors import CheckpointError, collect
 from draftrt.export.checkpoint.names import beside_text
 from draftrt.export.checkpoint.safetensors import read_tensors
@@ -31,6 +31,7 @@ from draftrt.export.models.shapes import (
 from draftrt.quantization import (
     HEAD,
     TABLES,
+    Base,
     Part,
     Quantization,
     Scheme,
@@ -249,7 +250,8 @@ def quantised_bytes(
     if tensor.kept is not None:
         rows, width = tensor.shape
         groups = 1 if tensor.kept.block is None else width // tensor.kept.block
-        return bytes_of(rows * width, tensor.kept.scheme) + rows * groups * tensor.itemsize
+        each = tensor.itemsize + (base_itemsize(tensor) if tensor.kept.base else 0)
+        return bytes_of(rows * width, tensor.kept.scheme) + rows * groups * each
     is_looked_up = name in TABLES and HEAD in tensors
     for is_product in (False,) if is_looked_up else (True, False):
         part = part_of(name, is_product=is_product)
@@ -268,6 +270,19 @@ WEIGHT = re.compile(r"^((?:model\.)?layers\.)(\d+)\.")
 INT4_OPSET = 21  # the first with blocks and 4-bit integers
 # appended to a weight's name; the order is that in which a product gathers its inputs
 CODES, SCALES, ORDER = ".codes", ".scales", ".order"
+BASES = {f".{base.value}": base for base in Base if base}
+ZEROS_DTYPE = "float16"  # holds the integers, whatever the graph's element type
+
+
+def base_dtype(tensor: GraphTensor) -> str:
+    """Return the element type of what is added to the codes of a weight."""
+    is_integer = tensor.kept is not None and tensor.kept.base is Base.ZEROS
+    return ZEROS_DTYPE if is_integer else tensor.dtype
+
+
+def base_itemsize(tensor: GraphTensor) -> int:
+    """Return the bytes of an element of that."""
+    return BY_NAME[base_dtype(tensor)].itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +311,11 @@ class QuantizedUse:
         return block_of(self.name, self.tensor.shape[1])
 
     @property
+    def base(self) -> Base:
+        """What is added to the codes."""
+        return Base.NONE if self.tensor.kept is None else self.tensor.kept.base
+
+    @property
     def codes_shape(self) -> tuple[int, ...]:
         """Shape of the codes, as the graph calls them."""
         return self.tensor.shape[::-1] if self.is_product else self.tensor.shape
@@ -305,3 +325,9 @@ class QuantizedUse:
         """Shape of the scales."""
         rows, width = self.tensor.shape
         return (rows,) if self.block is None else (width // self.block, rows)
+
+    @property
+    def base_shape(self) -> tuple[int, int]:
+        """Shape of what is added."""
+        rows, width = self.tensor.shape
+        return (1 if self.block is None else width // self.block, rows)

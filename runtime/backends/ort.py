@@ -22,6 +22,7 @@ from draftrt.onnx_session import (
     CPU,
     INT8,
     QUANTISED_PRODUCTS,
+    WITHOUT_QUANTISED,
     load_onnxruntime,
     open_session,
 )
@@ -55,6 +56,7 @@ class OrtSession(Closing):
         can_grow: bool = False,
         maps_weights: bool = False,
         is_exact: bool = False,
+        is_dequantised: bool = False,
         content: bytes | None = None,
     ) -> None:
         """Load a graph and make its caches.
@@ -73,6 +75,8 @@ class OrtSession(Closing):
                 one file share, in place of a packed copy, which is faster.
             is_exact: multiply with quantised weights as the graph says, with activations as they
                 are, to be compared; it is slower.
+            is_dequantised: widen quantised weights when the graph is loaded: of FP8 the CPU has no
+                products, and would widen them in every call.
             content: of another graph over the weights of ``model``, which runs in its place.
 
         Raises:
@@ -85,6 +89,8 @@ class OrtSession(Closing):
         self._signature = signature
         self._fed = fed_signature(signature)
         settings = {QUANTISED_PRODUCTS: AS_WRITTEN if is_exact else INT8}
+        if is_dequantised:
+            settings[WITHOUT_QUANTISED] = "1"
         if maps_weights:
             # Folding would keep a float32 copy of every 16-bit weight: the CPU has no such products
             settings |= {

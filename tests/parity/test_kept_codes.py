@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from draftrt.bundle import Bundle
 from draftrt.cli import group
-from draftrt.quantization import KeptForm, Scheme
+from draftrt.quantization import Base, KeptForm, Prefer, Scheme
 from tests.toys import quantized as toys
 from tests.toys.quantized_target import Make, quantised_target
 
@@ -60,13 +60,19 @@ ROWS: dict[str, tuple[Mapping[str, Any], Mapping[str, Make], list[str], KeptForm
         {**GPTQ, "desc_act": True, "sym": False},
         {ANY: lambda r, n, k: toys.gptq(r, n, k, group=16, scattered=True, sym=False)},
         [],
-        KeptForm(Scheme.INT8, 16, is_ordered=True),
+        KeptForm(Scheme.INT4, 16, is_ordered=True, base=Base.ZEROS),
     ),
     "gptq with zero points": (
         {**GPTQ, "sym": False},
         {ANY: lambda r, n, k: toys.gptq(r, n, k, group=16, sym=False)},
         [],
-        KeptForm(Scheme.INT8, 16),
+        KeptForm(Scheme.INT4, 16, base=Base.ZEROS),
+    ),
+    "8 bits a row with zero points": (
+        {**GPTQ, "sym": False, "bits": 8, "group_size": -1},
+        {ANY: lambda r, n, k: toys.gptq(r, n, k, group=-1, bits=8, sym=False)},
+        [],
+        KeptForm(Scheme.INT8, base=Base.ZEROS),
     ),
     "int8 a row": (
         compressed("int-quantized", num_bits=8, strategy="channel"),
@@ -107,6 +113,18 @@ ROWS: dict[str, tuple[Mapping[str, Any], Mapping[str, Make], list[str], KeptForm
         ["--sm", "89,120"],
         KeptForm(Scheme.FP8, 16),
     ),
+    "fp8 in few bytes": (
+        FP8,
+        {ANY: lambda r, n, k: toys.fp8(r, n, k, block=(16, 16))},
+        ["--prefer", "small"],
+        KeptForm(Scheme.FP8, 16),
+    ),
+    "gptq with zero points in one sum": (
+        {**GPTQ, "desc_act": True, "sym": False},
+        {ANY: lambda r, n, k: toys.gptq(r, n, k, group=16, scattered=True, sym=False)},
+        ["--prefer", "exact"],
+        KeptForm(Scheme.INT8, 16, is_ordered=True),
+    ),
     "gptq for old operators": (
         GPTQ,
         {ANY: lambda r, n, k: toys.gptq(r, n, k, group=16)},
@@ -126,7 +144,12 @@ def target(root: Path) -> Path:
     return root / "tests" / "assets" / "tiny-target"
 
 
-@pytest.mark.parametrize("name", ROWS)
+QUICK = ("gptq", "the same with zero points", "int8 a row", "nvfp4", "fp8 in few bytes")
+
+
+@pytest.mark.parametrize(
+    "name", [one if one in QUICK else pytest.param(one, marks=pytest.mark.extended) for one in ROWS]
+)
 def test_a_graph_holds_the_checkpoints_own_codes(name: str, target: Path, tmp_path: Path) -> None:
     quantization, make, options, form = ROWS[name]
     folder, out = tmp_path / "target", tmp_path / "bundle"
@@ -147,6 +170,9 @@ def test_a_graph_holds_the_checkpoints_own_codes(name: str, target: Path, tmp_pa
         scales = onnx.numpy_helper.to_array(stored[f"{DOWN}.weight.scales"])
         if form.block is not None:
             scales = np.repeat(scales, form.block, axis=0)
+        if form.base:
+            zeros = onnx.numpy_helper.to_array(stored[f"{DOWN}.weight.zeros"]).astype(np.float32)
+            codes += np.repeat(zeros, form.block or len(codes), axis=0)
         held = (codes * scales).T
     if form is not None and form.is_ordered:
         order = onnx.numpy_helper.to_array(stored[f"{DOWN}.weight.order"])
@@ -180,7 +206,13 @@ def test_the_codes_of_a_packed_checkpoint_are_those_of_the_graph(
         np.testing.assert_array_equal(held[column] ^ 8, word)
 
 
-@pytest.mark.parametrize("name", ["gptq", "gptq in the order of activations", "nvfp4"])
+FUSED = ("the same with zero points", "nvfp4")
+MORE_FUSED = ("gptq", "int8 a row", "8 bits a row with zero points", "two widths", "int4 a row")
+
+
+@pytest.mark.parametrize(
+    "name", [*FUSED, *(pytest.param(one, marks=pytest.mark.extended) for one in MORE_FUSED)]
+)
 def test_products_with_kept_codes_are_one_kernel(name: str, target: Path, tmp_path: Path) -> None:
     quantization, make, _, _ = ROWS[name]
     quantised_target(target, tmp_path / "target", quantization, make)
@@ -225,6 +257,36 @@ def test_rounding_is_said(target: Path, tmp_path: Path) -> None:
     shown = run("inspect", out)
     assert line in shown.output
     assert json.loads(run("inspect", out, "--json").output)["graphs"]["target"]["stored"] == [line]
+
+
+@pytest.mark.parametrize("precision", ["fp16", pytest.param("bf16", marks=pytest.mark.extended)])
+def test_sums_of_blocks_are_added_in_float32(precision: str, target: Path, tmp_path: Path) -> None:
+    quantization, make, _, _ = ROWS["gptq with zero points"]
+    quantised_target(target, tmp_path / "target", quantization, make)
+    out = tmp_path / "b"
+    arguments = ["--target", tmp_path / "target", "-o", out, "--max-context", 32]
+    done = run("export", *arguments, "--precision", precision)
+    assert done.exit_code == 0, done.output
+    graph = onnx.load(str(out / "target.onnx"), load_external_data=False).graph
+    made = {node.output[0]: node for node in graph.node}
+    added = [node for node in graph.node if node.name.endswith("_proj.weight.sum")]
+    assert len(added) == 42
+    assert {made[name].op_type for node in added for name in node.input} == {"Cast", "MatMul"}
+    sums = [node for node in graph.node if node.op_type == "ReduceSum"]
+    assert len(sums) == 4 * 6  # q, k and v share one, gate and up another
+
+
+def test_a_graph_is_built_for_the_gpus_that_it_was_exported_for(
+    target: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "b"
+    arguments = ["--target", target, "-o", out, "--max-context", 32, "--sm", "89,120"]
+    assert run("export", *arguments, "--prefer", "small").exit_code == 0
+    entry = Bundle.open(out).graph("target")
+    assert (entry.sms, entry.prefer) == ((89, 120), Prefer.SMALL)
+    told = run("build", out, "--graph", "target", "--sm", "86,120")
+    assert told.exit_code == 1
+    assert "SM86: the target graph was exported for --sm 89,120 alone" in told.output
 
 
 def test_kept_fp8_is_refused_where_a_gpu_lacks_it(target: Path, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from draftrt.export.graph.edit import makers, readers
+from draftrt.export.graph.quantize import whole_product
+from draftrt.quantization import Base
 from draftrt.signature import PRESENT, cache_names
 from draftrt.validate.bisect.module import (
     CHOICE,
@@ -28,6 +30,7 @@ from draftrt.validate.bisect.module import (
 MOVES = ("Transpose", "Reshape", "Cast", "Unsqueeze", "Squeeze", "Expand", "Identity", "Flatten")
 PRODUCTS = ("Gemm", "MatMul")
 CODES = ".codes"  # behind the name of a weight that is stored quantised
+BESIDE_CODES = (".scales", ".order", *(f".{base.value}" for base in Base if base))
 NORM_DEPTH = 8  # nodes from a norm's input to its scaled form, at most
 
 
@@ -80,7 +83,7 @@ class Graph:
         """Return the value of every place that is found in the graph."""
         found: dict[RecordedPlace, Value] = {}
         for name in sorted(self._weights):
-            if "." in name or name == "d2t":
+            if ("." in name or name == "d2t") and not name.endswith(BESIDE_CODES):
                 self._at_weight(name, found)
         layer = 0
         while cache_names(PRESENT, layer)[0] in self.output_names:
@@ -136,7 +139,7 @@ class Graph:
             if into is not None:
                 place = RecordedPlace(weight.removesuffix(CODES), number, INTO)
                 found[place] = Value(name=into)
-                found[replace(place, side=OUT)] = Value(name=out)
+                found[replace(place, side=OUT)] = Value(name=whole_product(self._readers, out))
 
     def _meetings(self, weight: str) -> Iterator[tuple[Any, str]]:
         """Yield the nodes that meet a weight, each with the form of the weight that it reads."""

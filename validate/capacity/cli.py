@@ -20,6 +20,7 @@ from draftrt.cli_options import (
     named_checkpoints,
     no_verify_option,
     precision_option,
+    prefer_option,
     quantize_option,
     stated_family,
 )
@@ -29,7 +30,7 @@ from draftrt.engines.memory import GraphMemory
 from draftrt.export.config.keys import of_draft
 from draftrt.export.options import MOST_CONTEXT, ExportOptions, WeightMode
 from draftrt.manifest import Costs
-from draftrt.quantization import Part, Scheme
+from draftrt.quantization import Part, Prefer, Scheme
 from draftrt.spec import Precision
 from draftrt.validate.capacity.capacity import (
     ACCEPTANCES,
@@ -46,6 +47,7 @@ OF_EXPORTS = (
     "precision",
     "quantization",
     "sms",
+    "prefer",
     "target_graph",
     "weights",
     "sample_from_anchor",
@@ -71,6 +73,7 @@ OF_EXPORTS = (
 @precision_option(Precision.FP16)
 @quantize_option
 @kept_for_option
+@prefer_option
 @click.option("--target-graph/--no-target-graph", default=None, help="As in draftrt export.")
 @click.option(
     "--weights",
@@ -96,6 +99,7 @@ def plan(
     precision: str,
     quantization: dict[str, dict[Part, Scheme]],
     sms: tuple[int, ...] | None,
+    prefer: str | None,
     target_graph: bool | None,
     weights: str,
     sample_from_anchor: bool | None,
@@ -119,6 +123,7 @@ def plan(
         max_context=max_context,
         quantization=quantization,
         sms=sms or (),
+        prefer=Prefer(prefer) if prefer else None,
         target_graph=target_graph,
         weights=WeightMode(weights),
         sample_from_anchor=sample_from_anchor,

@@ -17,6 +17,7 @@ from draftrt.cli_options import (
     json_option,
     named_checkpoints,
     precision_option,
+    prefer_option,
     quantize_option,
     stated_family,
 )
@@ -24,7 +25,7 @@ from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.cli import parse_sms
 from draftrt.engines.pair import ALL, GRAPHS
 from draftrt.errors import printable
-from draftrt.quantization import Part, Scheme
+from draftrt.quantization import Part, Prefer, Scheme
 from draftrt.runtime.prompt_options import TEXT, form_options
 from draftrt.runtime.prompts import PLAIN, Form
 from draftrt.spec import Precision
@@ -58,6 +59,7 @@ TEXT_LINES = 6
     "export that is not kept.",
 )
 @quantize_option
+@prefer_option
 @alignment_option
 @family_option
 @ignore_key_option
@@ -105,6 +107,7 @@ def engine(
     out: Path,
     precision: str,
     quantization: dict[str, dict[Part, Scheme]],
+    prefer: str | None,
     sample_from_anchor: bool | None,
     family: str | None,
     ignore_keys: tuple[str, ...],
@@ -127,6 +130,7 @@ def engine(
     options = EngineOptions(
         precision=Precision(precision),
         quantization=quantization,
+        prefer=Prefer(prefer) if prefer else None,
         sample_from_anchor=sample_from_anchor,
         family=stated_family(family),
         ignore_keys=frozenset(ignore_keys),

@@ -28,7 +28,7 @@ from draftrt.engines.pair import ALL, chosen_graphs, next_lines
 from draftrt.errors import ParityError, collect
 from draftrt.files import temporary_folder
 from draftrt.manifest import PlanEntry
-from draftrt.quantization import DRAFT, Quantization, describe
+from draftrt.quantization import DRAFT, Prefer, Quantization, describe
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load, open_graph
 from draftrt.runtime.pair import Completion
@@ -52,6 +52,7 @@ class EngineOptions:
             run then uses an fp32 export of the same drafter, which is not kept, and parity the
             float32 twin of the graph.
         quantization: graph name to the parts whose weights are stored quantised.
+        prefer: which of several forms holds a checkpoint's own codes.
         sample_from_anchor: alignment where the config leaves it open.
         family: family where the config's labels are wrong.
         ignore_keys: unknown config keys declared to be without effect; ``target:`` before those of
@@ -68,6 +69,7 @@ class EngineOptions:
 
     precision: Precision = Precision.FP16
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
+    prefer: Prefer | None = None
     sample_from_anchor: bool | None = None
     family: Family | None = None
     ignore_keys: frozenset[str] = frozenset()
@@ -196,6 +198,8 @@ def _export(
     chosen = ExportOptions(
         precision=options.precision,
         quantization=options.quantization,
+        sms=options.sms if options.sms and min(options.sms) > min(DEFAULT_SMS) else (),
+        prefer=options.prefer,
         sample_from_anchor=options.sample_from_anchor,
         family=options.family,
         ignore_keys=options.ignore_keys,

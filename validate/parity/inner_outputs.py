@@ -51,6 +51,7 @@ def add_taps(path: Path, spec: DrafterSpec) -> tuple[bytes, tuple[str, ...]]:
 
 def _made_with(graph: Any, weight: str) -> str | None:
     """Return what the one node that uses a weight makes; None without exactly one."""
+    from draftrt.export.graph.quantize import whole_product
     from draftrt.export.weights.tensors import CODES
 
     names = {weight, weight + CODES}
@@ -62,7 +63,9 @@ def _made_with(graph: Any, weight: str) -> str | None:
             names.update(node.output)
         else:
             users.append(node)
-    return str(users[0].output[0]) if len(users) == 1 else None
+    if len(users) != 1:
+        return None
+    return whole_product(readers(graph), str(users[0].output[0]))
 
 
 def _shaped(graph: Any, name: str) -> str:

@@ -137,6 +137,7 @@ def _plain(path: Path, entry: GraphEntry, *, as_run: bool = False) -> Subject:
             signature,
             can_grow=path.name != entry.file,
             is_exact=not as_run,
+            is_dequantised=entry.is_fp8,
         ),
         as_run=as_run,
     )

@@ -50,7 +50,7 @@ class CodeKind(str, Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredLinear:
-    """The weight [out, in] of a module: ``(code - zero point) * scale``.
+    """The weight [out, in] of a module: ``(code - zero point) * scale + minimum``.
 
     Attributes:
         name: the module's, in its checkpoint.
@@ -63,6 +63,7 @@ class StoredLinear:
             float.
         scales: [n, groups] float32, all levels multiplied.
         zero_points: [n, groups] integers; None where zero is zero.
+        minimums: [n, groups] float32, what code zero stands for; None where that is zero.
         order: [in], the group of each input; None for groups in order.
         files: where its tensors lie.
         num_bytes: of all of them.
@@ -80,6 +81,7 @@ class StoredLinear:
     order: NDArray[np.int64] | None = None
     files: tuple[Path, ...] = ()
     num_bytes: int = 0
+    minimums: Rows | None = None
 
     @property
     def num_groups(self) -> int:
@@ -91,19 +93,19 @@ class StoredLinear:
         codes, scales = self.codes(start, stop), self.scales(start, stop)
         tables = {CodeKind.E2M1: e2m1, CodeKind.E4M3: e4m3}
         values = tables[self.kind]()[codes] if self.kind in tables else codes.astype(np.float32)
-        zeros = None if self.zero_points is None else self.zero_points(start, stop)
         count, width = values.shape
-        if self.order is None and width % self.group == 0:
-            values = values.reshape(count, -1, self.group)
-            scales, where = scales[:, :, None], None
-            zeros = None if zeros is None else zeros[:, :, None]
-        else:
-            where = np.arange(width) // self.group if self.order is None else self.order
-            scales = scales[:, where]
-            zeros = None if zeros is None else zeros[:, where]
-        if zeros is not None:
-            values -= zeros.astype(np.float32)
-        values *= scales
+        is_plain = self.order is None and width % self.group == 0
+        where = np.arange(width) // self.group if self.order is None else self.order
+
+        def wide(one: Array) -> Array:
+            return one[:, :, None] if is_plain else one[:, where]
+
+        values = values.reshape(count, -1, self.group) if is_plain else values
+        if self.zero_points is not None:
+            values -= wide(self.zero_points(start, stop)).astype(np.float32)
+        values *= wide(scales)
+        if self.minimums is not None:
+            values += wide(self.minimums(start, stop))
         return values.reshape(count, width)
 
     def describe(self) -> str:
@@ -111,6 +113,7 @@ class StoredLinear:
         one = "a tensor or row" if self.group >= self.shape[1] else f"{self.group} inputs"
         kind = "" if self.kind is CodeKind.INT else f" {self.kind.value}"
         zeros = ", zero points" if self.zero_points is not None else ""
+        zeros += ", minimums" if self.minimums is not None else ""
         order = ", inputs in the order of g_idx" if self.order is not None else ""
         return f"{self.layout}, {self.bits} bits{kind}, a scale for {one}{zeros}{order}"
 
