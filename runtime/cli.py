@@ -114,6 +114,12 @@ def decode_options(function: F) -> F:
         show_default=True,
         help="Verify all drafts, or as many as pay (needs draftrt bench --calibrate).",
     )
+    @click.option(
+        "--reuse-prefix/--no-reuse-prefix",
+        default=True,
+        show_default=True,
+        help="Begin behind what a prompt shares with the text before, or compute all of it.",
+    )
     @functools.wraps(function)
     def wrapped(*args: Any, **given: Any) -> None:
         chosen = {

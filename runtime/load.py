@@ -10,15 +10,16 @@ from draftrt.backends import ONNXRUNTIME
 from draftrt.bundle import Bundle
 from draftrt.bundle_files import Verify
 from draftrt.codec import read_object, token_ids
-from draftrt.errors import BackendError, BundleError, printable
+from draftrt.errors import BackendError, BundleError, OptionError, printable
 from draftrt.files import other_tensors
 from draftrt.hub.fetch import local_folder
 from draftrt.quantization import DRAFT, TARGET
 from draftrt.runtime.backends.base import GraphSession
 from draftrt.runtime.decoding.drafter import DraftSession
+from draftrt.runtime.decoding.options import whole_number
 from draftrt.runtime.decoding.schedule import where
 from draftrt.runtime.pair import Pair
-from draftrt.runtime.targets.base import Target
+from draftrt.runtime.targets.base import SNAPSHOT_BYTES, Target
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.runtime.targets.huggingface import HfTarget, check_same_target, say_recomputed
 
@@ -35,6 +36,7 @@ def load(
     threads: int = 1,
     map_weights: bool = False,
     verify: bool = True,
+    snapshot_bytes: int = SNAPSHOT_BYTES,
 ) -> Pair:
     """Load a bundle and its target.
 
@@ -52,12 +54,16 @@ def load(
             memory, tables that both graphs share once, and slower calls.
         verify: compare the content of the bundle's files with its manifest: every byte the first
             time on this machine, samples of large files later; see docs/bundle.md.
+        snapshot_bytes: most bytes kept of a target's states, to go back to earlier lengths; 0
+            keeps none, and going back computes all tokens again. Other targets need none.
 
     Raises:
+        OptionError: snapshot bytes that are no whole number of at least 0.
         BundleError: no bundle there, its files changed, or it lacks the graph asked for.
         BackendError: a package, provider, plan or the target's folder is missing.
         SpecError: the folder holds another model than the bundle was exported for.
     """
+    most_bytes = _checked_bytes(snapshot_bytes)
     target = None if target is None else local_folder(Path(target))
     bundle = Bundle.open(path, verify=Verify.REMEMBERED if verify else Verify.NONE)
     stop_ids = read_stop_ids(bundle)
@@ -87,6 +93,7 @@ def load(
             open_on(TARGET),
             bundle.graph("target").max_context,
             least_rows=least_rows(bundle, threads) if map_weights else 1,
+            snapshot_bytes=most_bytes,
         )
     name = where(
         port=port, backend=backend, device=device, threads=threads, maps_weights=map_weights
@@ -103,6 +110,15 @@ def load(
         costs=costs,
         num_ids=facts.table_rows or facts.vocab_size,
     )
+
+
+def _checked_bytes(given: int) -> int:
+    found = whole_number(given)
+    if found is None or found < 0:
+        raise OptionError(
+            f"snapshot_bytes is {given!r:.200}, expected a whole number of at least 0"
+        )
+    return found
 
 
 def least_rows(bundle: Bundle, threads: int) -> int:

@@ -9,7 +9,7 @@ A batch of one is the design point; one pair decodes one text at a time. Calls o
 from several threads wait for each other, each for the whole of the one before. A stream holds
 nothing between two of its pieces, so one that is left unread blocks nobody: a later call, of
 whatever thread and kind, takes the caches, and the older stream ends with a `BusyError` when it is
-read on.
+read on. What the caches hold of a later prompt is not computed again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.grammar import Grammar, GrammarTokenizer
 from draftrt.runtime.decoding.loop import DecodeLoop
 from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.runtime.decoding.reuse import Holdings
 from draftrt.runtime.decoding.stats import FinishReason, Round, Stats
 from draftrt.runtime.decoding.turns import InTurns, Turn
 from draftrt.runtime.prompts import encode_prompt, no_variables
@@ -124,8 +125,9 @@ class Pair(Closing):
         self.costs = costs
         self.template = ChatTemplate(tokenizer_dir)
         self._tokenizer = load_tokenizer(tokenizer_dir)
-        self.decoder = DecodeLoop(target, drafter, costs)
-        self._plain = DecodeLoop(target)
+        held = Holdings()
+        self.decoder = DecodeLoop(target, drafter, costs, held=held)
+        self._plain = DecodeLoop(target, held=held)
         self._turn = Turn()
 
     def encode(

@@ -3,20 +3,20 @@
 All that a sequence is stands in one immutable record, replaced in one step when a round is done.
 Both caches are brought back to that record before each round, so a generator that is closed, or
 interrupted inside a model, costs nothing but its unfinished round: `DecodeLoop.resume` goes on from
-there, `DecodeLoop.decode` starts anew. The caches know which sequence they hold, so that of two
-that are decoded by turns the older one ends with an error and never with the other's text. Not for
-several threads at once: `draftrt.runtime.pair.Pair` lets them wait for each other. Knows no text
-and no model.
+there, `DecodeLoop.decode` starts anew, behind what the caches hold of the prompt already where the
+loop was given notes of that (`draftrt.runtime.decoding.reuse`). The caches know which sequence they
+hold, so that of two that are decoded by turns the older one ends with an error and never with the
+other's text. Not for several threads at once: `draftrt.runtime.pair.Pair` lets them wait for each
+other. Knows no text and no model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftrt.errors import BusyError, FeedError, UnsupportedError
 from draftrt.manifest import Costs
@@ -32,31 +32,13 @@ from draftrt.runtime.decoding.proposal import (
     propose,
     sampler_of,
 )
+from draftrt.runtime.decoding.reuse import Committed, Holdings, Start
 from draftrt.runtime.decoding.schedule import survival_length
 from draftrt.runtime.decoding.stats import FinishReason, Round
 from draftrt.runtime.decoding.turns import ONE_TEXT, claim
 from draftrt.runtime.targets.base import Target, TargetRows
 
 NOTHING = Proposal(token_ids=np.zeros(0, np.int64))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """A sequence up to its last committed token, the anchor.
-
-    Attributes:
-        token_ids: prompt and text; the target caches all but the last.
-        context_length: how many of them the drafter caches.
-        features: [1, T, m*H_t] float32, features of the T tokens behind those, up to the anchor.
-        num_rounds: rounds done, the prefill's included.
-        generation: number under which both caches were claimed for it.
-    """
-
-    token_ids: tuple[int, ...]
-    context_length: int
-    features: NDArray[np.float32]
-    num_rounds: int
-    generation: int
 
 
 class DecodeLoop:
@@ -68,7 +50,12 @@ class DecodeLoop:
     """
 
     def __init__(
-        self, target: Target, drafter: DraftSession | None = None, costs: Costs | None = None
+        self,
+        target: Target,
+        drafter: DraftSession | None = None,
+        costs: Costs | None = None,
+        *,
+        held: Holdings | None = None,
     ) -> None:
         """Pair a target with a drafter.
 
@@ -76,6 +63,8 @@ class DecodeLoop:
             target: whose output it is.
             drafter: makes it faster.
             costs: measured times of both, for the schedule that weighs them.
+            held: notes of what the caches hold, shared by the loops over them; None computes every
+                prompt from its first token on.
 
         Raises:
             FeedError: the target's features have another width than the drafter takes.
@@ -87,6 +76,7 @@ class DecodeLoop:
         self._round_ms: tuple[float, ...] = ()
         if costs is not None and drafter is not None:
             self._round_ms = costs.rounds(drafter.spec.num_draft_tokens)
+        self._held = held
         self._committed: Committed | None = None
         self._rng = np.random.default_rng()
         self._run = 0
@@ -209,26 +199,64 @@ class DecodeLoop:
     ) -> Round:
         started = perf_counter()
         self._committed = None
-        self.target.rollback(0)
-        generation = claim(self.target, self.drafter)
-        rows = self.target.prefill(np.array(prompt_ids, np.int64), want_logits=chooser.want_logits)
+        start = self._start(prompt_ids, options)
+        begun = Committed(
+            token_ids=prompt_ids[: start.length + 1],
+            context_length=start.context_length,
+            features=start.features,
+            num_rounds=1,
+            generation=claim(self.target, self.drafter),
+        )
+        self._note(begun)  # what a prefill that is broken off leaves
+        rows = self._feed(prompt_ids, start, want_logits=chooser.want_logits)
         verified = perf_counter()
         token = chooser.accept(NOTHING, rows, prompt_ids, 0).bonus
         tokens, finish = _cut([token], options, room, chooser.grammar)
-        self._committed = Committed(
+        features = [one for one in (start.features, rows.features) if one.shape[1]]
+        self._committed = replace(
+            begun,
             token_ids=(*prompt_ids, token),
-            context_length=0,
-            features=rows.features,
-            num_rounds=1,
-            generation=generation,
+            features=np.concatenate(features, axis=1) if len(features) > 1 else rows.features,
         )
+        self._note(self._committed)
         return Round(
             index=0,
             token_ids=tokens,
+            reused_tokens=start.length,
             verify_s=verified - started,
             host_s=perf_counter() - verified,
             finish=finish,
         )
+
+    def _start(self, prompt_ids: tuple[int, ...], options: DecodeOptions) -> Start:
+        """Return where the prompt begins, the target rolled back to there."""
+        if self._held is not None and options.reuse_prefix:
+            return self._held.start(prompt_ids, self.target, self.drafter)
+        self.target.rollback(0)
+        return Start.cold(self.target)
+
+    def _note(self, now: Committed) -> None:
+        if self._held is not None:
+            self._held.note(now, self.drafter)
+
+    def _feed(self, prompt_ids: tuple[int, ...], start: Start, *, want_logits: bool) -> TargetRows:
+        """Compute what is left of a prompt; keep the way back to its end, and to where it parts.
+
+        A beginning that two prompts share may come a third time.
+        """
+        token_ids = np.array(prompt_ids[start.length :], np.int64)
+        parting = start.shared - start.length
+        if parting <= 0 or self.target.rewinds == "any":
+            rows = self.target.prefill(token_ids, want_logits=want_logits)
+        else:
+            first = self.target.prefill(token_ids[:parting])
+            self.target.keep()
+            rows = self.target.prefill(token_ids[parting:], want_logits=want_logits)
+            features = np.concatenate([first.features, rows.features], axis=1)
+            rows = replace(rows, features=features)
+        if self._held is not None:
+            self.target.keep()
+        return rows
 
     def _round(self, chooser: Chooser, options: DecodeOptions, num_new: int, room: int) -> Round:
         started = perf_counter()
@@ -317,6 +345,7 @@ class DecodeLoop:
             num_rounds=now.num_rounds + 1,
             generation=now.generation,
         )
+        self._note(self._committed)
 
 
 def _cut(

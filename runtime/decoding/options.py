@@ -41,6 +41,8 @@ class DecodeOptions:
         schedule: verify all drafts, or as many as pay by their confidences and the costs that
             were measured for the bundle (`draftrt.runtime.decoding.schedule`).
         proposal: how drafts are chosen: the most probable ones, or draws at this temperature.
+        reuse_prefix: begin behind the tokens that the prompt shares with the text before, where the
+            caches still hold them; False computes the whole prompt.
     """
 
     max_tokens: int | None = None
@@ -55,6 +57,7 @@ class DecodeOptions:
     confidence_threshold: float = 0.0
     schedule: ScheduleKind = "all"
     proposal: ProposalKind = "argmax"
+    reuse_prefix: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong kind or out of range.
@@ -96,6 +99,7 @@ RANGES = {
     "confidence_threshold": "a number between 0 and 1",
     "schedule": f"one of {list(SCHEDULES)}",
     "proposal": f"one of {list(PROPOSALS)}",
+    "reuse_prefix": "True or False",
 }
 MAY_BE_NONE = ("max_tokens", "stop_ids", "seed")
 
@@ -111,6 +115,8 @@ def _plain(name: str, value: Any) -> Any:
         return value if isinstance(value, str) and value in choices else None
     if name == "stop_ids":
         return _plain_ids(value)
+    if name == "reuse_prefix":
+        return value if isinstance(value, bool) else None
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:

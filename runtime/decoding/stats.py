@@ -23,6 +23,7 @@ class Round:
         draft_ids: tokens the drafter offered.
         num_verified: how many of them the target was asked about.
         num_accepted: how many it kept; the bonus token and the cut are not counted.
+        reused_tokens: of the prefill, tokens of the prompt that were not computed again.
         confidences: of ``draft_ids``; None without a confidence head.
         draft_s: seconds in the drafter.
         verify_s: seconds in the target.
@@ -35,6 +36,7 @@ class Round:
     draft_ids: tuple[int, ...] = ()
     num_verified: int = 0
     num_accepted: int = 0
+    reused_tokens: int = 0
     confidences: tuple[float, ...] | None = None
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -53,6 +55,7 @@ class Stats:
 
     Attributes:
         num_tokens: tokens committed, the prefill's included.
+        reused_tokens: tokens of the prompt that were not computed again.
         accepted: kept drafts of each drafted round.
         verified: drafts sent to verification in each drafted round.
         prefill_s: seconds to the first token.
@@ -62,6 +65,7 @@ class Stats:
     """
 
     num_tokens: int = 0
+    reused_tokens: int = 0
     accepted: list[int] = field(default_factory=list)
     verified: list[int] = field(default_factory=list)
     prefill_s: float = 0.0
@@ -81,6 +85,7 @@ class Stats:
         """Count one round."""
         self.num_tokens += len(one.token_ids)
         if one.is_prefill:
+            self.reused_tokens += one.reused_tokens
             self.prefill_s += one.draft_s + one.verify_s + one.host_s
             return
         self.draft_s += one.draft_s
@@ -129,6 +134,7 @@ class Stats:
         """Return the figures as plain JSON data."""
         return {
             "num_tokens": self.num_tokens,
+            "reused_tokens": self.reused_tokens,
             "num_rounds": self.num_rounds,
             "acceptance_length": self.acceptance_length,
             "acceptance_rate": self.acceptance_rate,
@@ -146,6 +152,8 @@ class Stats:
             f"{self.num_tokens} tokens; first after {self.prefill_s * 1e3:.1f} ms, then "
             f"{self.tokens_per_s:.1f} tokens/s"
         ]
+        if self.reused_tokens:
+            lines.append(f"{self.reused_tokens} tokens of the prompt were held already")
         if self.accepted:
             positions = " ".join(f"{share:.2f}" for share in self.acceptance_by_position)
             lines.append(

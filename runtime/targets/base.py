@@ -3,9 +3,9 @@
 A target keeps the K/V of a sequence, gives its own next token for every row it is fed, and the
 context features a drafter conditions on. How it computes them is its own business. Writing one
 takes three methods over three facts, and a number that it keeps for its caller; here is a complete
-one, for a model that counts upwards:
+one, for a model that counts upwards and whose cache can be cut at any length:
 
-    class CountingTarget:
+    class CountingTarget(Croppable):
         feature_size, max_context, length = 4, 1000, 0
         generation = 0                                # which sequence is cached: the loop sets it
 
@@ -29,11 +29,17 @@ one, for a model that counts upwards:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from draftrt.errors import FeedError
+
+Rewinds = Literal["any", "last call"]
+SNAPSHOT_BYTES = 256 << 20  # most bytes of kept snapshots, unless the caller says otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +63,45 @@ class TargetRows:
         return replace(self, token_ids=self.token_ids[-1:], logits=logits)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What leads a target back to a length that it once had.
+
+    Keys and values are not in it: their rows stay until a call overwrites them.
+
+    Attributes:
+        length: the most tokens it leads back to.
+        first: the fewest; a graph with states takes back rows of its last call.
+        token_ids: the tokens, where the target knows them.
+        start: tokens before the last call, whose rows are still open; for states only.
+        states: copies of the states, by the name of the graph's input; empty without any.
+    """
+
+    length: int
+    first: int = 0
+    token_ids: tuple[int, ...] = ()
+    start: int = 0
+    states: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the states."""
+        return sum(array.nbytes for array in self.states.values())
+
+
 class Target(Protocol):
     """A target with the K/V of one sequence.
 
     Attributes:
         generation: number of that sequence, see `draftrt.runtime.decoding.turns.claim`; 0 from
             ``rollback(0)`` until somebody claims the cache.
+        rewinds: ``any`` where its caches can be cut at every length; ``last call`` where only rows
+            of the last call can be taken back, and what is further back takes a snapshot or
+            computing again. `rollback` is right in both cases, and `reach` says what it costs.
     """
 
     generation: int
+    rewinds: Rewinds
 
     @property
     def feature_size(self) -> int:
@@ -108,5 +144,56 @@ class Target(Protocol):
         at or above the cached one changes nothing.
         """
 
+    def reach(self, length: int) -> int:
+        """Return the most of the first ``length`` cached tokens that need no computing again.
+
+        A call after ``rollback`` to there goes on at once.
+        """
+
+    def keep(self) -> None:
+        """Take note that a prompt or a turn ends at the present length: somebody may come back.
+
+        Nothing to do where the caches can be cut anywhere.
+        """
+
+    def snapshot(self) -> Snapshot:
+        """Return what leads back to the present length."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to the length of a snapshot of this target.
+
+        Tokens whose rows a call has overwritten since are computed again.
+
+        Raises:
+            FeedError: they are overwritten, and the target does not know the tokens.
+        """
+
     def close(self) -> None:
         """Free the target; calling it twice is harmless."""
+
+
+class Croppable:
+    """The part of a target whose caches can be cut at every length."""
+
+    rewinds: Rewinds = "any"
+
+    def reach(self: Target, length: int) -> int:
+        """Return how many of the first ``length`` tokens are cached."""
+        return min(length, self.length)
+
+    def keep(self) -> None:
+        """Do nothing: the rows stay until they are overwritten."""
+
+    def snapshot(self: Target) -> Snapshot:
+        """Return the present length."""
+        return Snapshot(length=self.length)
+
+    def restore(self: Target, snapshot: Snapshot) -> None:
+        """Go back to the length of a snapshot; see `Target.restore`."""
+        if snapshot.length > self.length:
+            raise FeedError(
+                f"a snapshot of {snapshot.length} tokens: the cache holds {self.length} now, "
+                "expected as many at least",
+                hint="feed the tokens behind them again",
+            )
+        self.rollback(snapshot.length)

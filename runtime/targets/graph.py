@@ -3,21 +3,23 @@
 Rolling back is a length; rows behind it are overwritten by the next call. A graph with states (of
 linear attention or convolutions) is told with each call how many rows of the last one stand. What
 it cannot take back any more, because later rows are in its states, is computed anew from the
-tokens. Knows neither which backend runs the graph nor what a drafter is.
+tokens, from the nearest kept snapshot on. Knows neither which backend runs the graph nor what a
+drafter is.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.errors import BackendError, BundleError, FeedError
-from draftrt.runtime.backends.base import Arrays, GraphSession
-from draftrt.runtime.targets.base import TargetRows
+from draftrt.runtime.backends.base import Arrays, GraphSession, StateSession
+from draftrt.runtime.targets.base import SNAPSHOT_BYTES, Rewinds, Snapshot, TargetRows
 from draftrt.runtime.targets.last_call import LastCall
+from draftrt.runtime.targets.snapshots import CachedText, common_length
 from draftrt.signature import (
     COMMIT_ROWS,
     CONTEXT_LENGTH,
@@ -30,18 +32,28 @@ from draftrt.signature import (
     cache_specs,
 )
 
+KEEP_EVERY = 512  # tokens of a long prompt between two snapshots
+
 
 class GraphTarget:
     """An exported target with the K/V of one sequence.
 
     Attributes:
+        rewinds: see `Target.rewinds`.
         feature_size: width of the features, m * H_t; 0 where the graph taps nothing.
         max_context: most tokens that a sequence may have.
         length: tokens whose K/V are cached.
         generation: number of the sequence they belong to; 0 where nobody claimed them.
     """
 
-    def __init__(self, session: GraphSession, max_context: int, *, least_rows: int = 1) -> None:
+    def __init__(
+        self,
+        session: GraphSession,
+        max_context: int,
+        *,
+        least_rows: int = 1,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+    ) -> None:
         """Take over a session of a graph named ``target``.
 
         Args:
@@ -50,6 +62,7 @@ class GraphTarget:
             least_rows: a call of fewer rows is fed its last token again behind them. For a session
                 that computes fewer rows in another way than more, so that a token's logits do not
                 depend on how many are verified with it.
+            snapshot_bytes: most bytes of the snapshots that are kept of a graph with states.
 
         Raises:
             BundleError: the graph has not the outputs of a target.
@@ -70,6 +83,8 @@ class GraphTarget:
         self.length = self.generation = 0
         has_states = any(tensor.name == COMMIT_ROWS for tensor in session.signature.inputs)
         self._last_call = LastCall(session.signature) if has_states else None
+        self.rewinds: Rewinds = "last call" if has_states else "any"
+        self._cached = CachedText(snapshot_bytes)
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -81,10 +96,13 @@ class GraphTarget:
         """Append a prompt, in pieces of the graph's most rows; see `Target.prefill`."""
         self._recover()
         *first, last = self._pieces(token_ids, self._max_rows)
-        pieces = [
-            self._run(piece, np.array([len(piece) - 1], np.int64), want_logits=want_logits)
-            for piece in first
-        ]
+        pieces, kept = [], self.length
+        for piece in first:
+            rows = np.array([len(piece) - 1], np.int64)
+            pieces.append(self._run(piece, rows, want_logits=want_logits))
+            if self.length - kept >= KEEP_EVERY:
+                self.keep()
+                kept = self.length
         # With its row of logits, so that no text begins where they are no numbers.
         pieces.append(self._run(last, np.array([len(last) - 1], np.int64), want_logits=True))
         features = _joined([piece.features for piece in pieces], axis=1)
@@ -112,15 +130,55 @@ class GraphTarget:
         """Forget every cached token from position ``length`` on; 0 starts a new sequence.
 
         With states, a length before the rows that the last call left open makes the next call
-        compute the tokens up to there once more.
+        compute the tokens up to there once more, from the nearest kept snapshot on.
         """
         self.length = min(self.length, length)
         if length == 0:
             self.generation = 0
 
+    def reach(self, length: int) -> int:
+        """Return the most of these tokens that need no computing again; see `Target.reach`."""
+        length = min(length, self.length)
+        if self._last_call is None or self._last_call.can_commit(length):
+            return length
+        nearest = self._cached.nearest(length)
+        return 0 if nearest is None else min(nearest.length, length)
+
+    def keep(self) -> None:
+        """Keep a snapshot of the present length, for a graph with states that it knows."""
+        if self._last_call is not None and self.length and self._last_call.can_commit(self.length):
+            self._cached.keep(self._snapshot(self._last_call))
+
+    def snapshot(self) -> Snapshot:
+        """Return what leads back to the present length; see `Target.snapshot`."""
+        self._recover()
+        if self._last_call is not None and self.length:
+            return self._snapshot(self._last_call)
+        return Snapshot(length=self.length, token_ids=tuple(self._cached.token_ids[: self.length]))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot; tokens whose rows were overwritten since are computed again."""
+        self.length = common_length(self._cached.token_ids, snapshot.token_ids)
+        if snapshot.states and snapshot.first <= self.length:
+            self._put_back(snapshot)
+        if self.length < snapshot.length:
+            self.prefill(np.array(snapshot.token_ids[self.length :], np.int64))
+
+    @property
+    def kept_lengths(self) -> tuple[int, ...]:
+        """The lengths that kept snapshots lead back to, the shortest first."""
+        return self._cached.lengths
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the kept snapshots."""
+        return self._cached.num_bytes
+
     def skip_to(self, length: int) -> None:
         """Count the rows up to ``length`` as cached, whatever they hold: to measure times only."""
         self.length, self.generation = length, 0
+        self._cached.cut(0)
+        self._cached.end(0, [0] * length)
         if self._last_call is not None:
             self._last_call.skip_to(length)
 
@@ -139,16 +197,46 @@ class GraphTarget:
                 f"at most {self.max_context}",
                 hint="shorten the text, or export with a larger --max-context",
             )
-        return [token_ids[start : start + most] for start in range(0, count, most)]
+        starts = list(range(0, count, most))
+        if self._last_call is not None and len(starts) > 1:
+            # The last piece has as many rows as stay open: prompts often part near their end.
+            starts[-1] = max(min(starts[-1], count - self._last_call.carried), starts[-2] + 1)
+        return np.split(token_ids, starts[1:])
 
     def _recover(self) -> None:
-        """Compute the cached tokens anew where the states hold rows that were rolled back."""
+        """Compute cached tokens anew where the states hold rows that were rolled back."""
         if self._last_call is None or self._last_call.can_commit(self.length):
             return
-        token_ids = self._last_call.token_ids(self.length)
-        self.length = 0
-        for piece in self._pieces(token_ids, self._max_rows):
-            self._run(piece, np.array([len(piece) - 1], np.int64), want_logits=False)
+        length, nearest = self.length, self._cached.nearest(self.length)
+        token_ids = self._cached.token_ids[:length]
+        try:
+            self.length = 0
+            if nearest is not None:
+                self.length = min(nearest.length, length)
+                self._put_back(nearest)
+            if self.length < length:
+                left = np.array(token_ids[self.length :], np.int64)
+                for piece in self._pieces(left, self._max_rows):
+                    self._run(piece, np.array([len(piece) - 1], np.int64), want_logits=False)
+        except BaseException:
+            self._cached.end(0, token_ids)  # broken off: the next call begins with it again
+            self.length = length
+            raise
+
+    def _snapshot(self, last_call: LastCall) -> Snapshot:
+        """Return the states as they are, which stand for the present length."""
+        return replace(
+            last_call.opened(self.length),
+            token_ids=tuple(self._cached.token_ids[: self.length]),
+            states=cast(StateSession, self._session).snapshot(),
+        )
+
+    def _put_back(self, snapshot: Snapshot) -> None:
+        """Give the graph the states of a snapshot; the rows up to ``length`` hold its tokens."""
+        assert self._last_call is not None
+        self._last_call.begin(0)  # until all states are there
+        cast(StateSession, self._session).restore(snapshot.states)
+        self._last_call.put_back(replace(snapshot, length=min(snapshot.length, self.length)))
 
     def _run(
         self, token_ids: NDArray[np.int64], logit_rows: NDArray[np.int64], *, want_logits: bool
@@ -161,13 +249,16 @@ class GraphTarget:
             CONTEXT_LENGTH: np.array([self.length], np.int64),
             LOGIT_ROWS: _padded(logit_rows, self._least_rows),
         }
+        text = token_ids.tolist()
+        self._cached.begin(self.length, text)
         if self._last_call is not None:
             feeds[COMMIT_ROWS] = np.array([self._last_call.begin(self.length)], np.int64)
         out: dict[str, NDArray[Any]] = self._session.run(
             feeds, rows=self.length + len(fed), unwanted=() if want_logits else (LOGITS,)
         )
         if self._last_call is not None:
-            self._last_call.end(self.length, token_ids, len(fed))
+            self._last_call.end(self.length, count, len(fed))
+        self._cached.end(self.length, text)
         self._check_finite(out)
         self.length += count  # rows of repeated tokens are overwritten by the next call
         empty = np.zeros((1, count, 0), np.float32)

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from draftrt.backends import import_package, require
 from draftrt.codec import read_object
 from draftrt.errors import BackendError, SpecError, UnsupportedError
-from draftrt.runtime.targets.base import TargetRows
+from draftrt.runtime.targets.base import Croppable, TargetRows
 from draftrt.spec import TargetSpec
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 CROPPABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
-class HfTarget:
+class HfTarget(Croppable):
     """A model folder, loaded with transformers and run by torch.
 
     Attributes:
@@ -121,6 +121,10 @@ class HfTarget:
             if excess > 0:
                 layer.crop(-excess)  # negative: a positive number is refused by transformers 5
         self.length = min(self.length, length)
+
+    def reach(self, length: int) -> int:
+        """Return how many of these tokens need no computing again; none where nothing is kept."""
+        return 0 if self.recomputed else min(length, self.length)
 
     def final_norm(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return hidden states [T, H_t] float32 behind the model's own final norm.

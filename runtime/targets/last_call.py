@@ -1,4 +1,4 @@
-"""What the last call of a graph with states left open, and the tokens it would take to start anew.
+"""What the last call of a graph with states left open.
 
 Such a graph holds its states as they were before the last rows of a call, and those rows beside
 them; the next call says how many of them stand. Longer ago is out of reach: every row before is in
@@ -7,9 +7,7 @@ the states. Nothing here runs a graph.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from draftrt.runtime.targets.base import Snapshot
 from draftrt.signature import Signature, state_specs
 
 UNKNOWN = -1
@@ -17,7 +15,11 @@ INPUTS = "past_inputs_"  # convolution inputs [rows, channels], which every laye
 
 
 class LastCall:
-    """The rows of a sequence that a graph with states can still take back."""
+    """The rows of a sequence that a graph with states can still take back.
+
+    Attributes:
+        carried: the most of a call.
+    """
 
     def __init__(self, signature: Signature) -> None:
         """Take the number of rows that the graph carries from its signature.
@@ -25,19 +27,14 @@ class LastCall:
         Args:
             signature: of a graph with the input ``commit_rows``.
         """
-        self._carried = carried_rows(signature)
-        self._tokens: list[int] = []
-        self._start = self._first_open = 0
+        self.carried = carried_rows(signature)
+        self._start = self._first_open = self._end = 0
 
     def can_commit(self, length: int) -> bool:
         """Say whether the next call may go on behind the first ``length`` tokens."""
         if length == 0:
             return True
-        return self._start != UNKNOWN and self._first_open <= length <= len(self._tokens)
-
-    def token_ids(self, length: int) -> NDArray[np.int64]:
-        """Return the first ``length`` tokens of the sequence, [length] int64."""
-        return np.array(self._tokens[:length], np.int64)
+        return self._start != UNKNOWN and self._first_open <= length <= self._end
 
     def begin(self, length: int) -> int:
         """Return ``commit_rows`` of a call behind ``length`` tokens; until `end`, all is unknown.
@@ -48,22 +45,29 @@ class LastCall:
         self._start = UNKNOWN
         return rows
 
-    def end(self, length: int, token_ids: NDArray[np.int64], rows: int) -> None:
+    def end(self, length: int, count: int, rows: int) -> None:
         """Take note of a call that has succeeded.
 
         Args:
             length: tokens before it.
-            token_ids: [T] int64, what it appended.
-            rows: rows that the graph was fed, T or more; those behind T never stand.
+            count: tokens that it appended.
+            rows: rows that the graph was fed, as many or more; those behind never stand.
         """
-        self._tokens[length:] = token_ids.tolist()
-        self._first_open = max(length, length + rows - self._carried)
-        self._start = length
+        self._first_open = max(length, length + rows - self.carried)
+        self._start, self._end = length, length + count
 
     def skip_to(self, length: int) -> None:
         """Count ``length`` rows as committed, whatever the states hold."""
-        self._tokens = [0] * length
-        self._start = self._first_open = length
+        self._start = self._first_open = self._end = length
+
+    def opened(self, length: int) -> Snapshot:
+        """Return the rows that are open now as a snapshot without states, up to ``length``."""
+        return Snapshot(length=length, first=max(self._first_open, 1), start=self._start)
+
+    def put_back(self, snapshot: Snapshot) -> None:
+        """Count the rows as open that were so when the snapshot was taken."""
+        self._start, self._first_open = snapshot.start, snapshot.first
+        self._end = snapshot.length
 
 
 def carried_rows(signature: Signature) -> int:

@@ -222,7 +222,7 @@ def _measure(pair: Pair, drafter: DraftSession, context: int, rows: list[int]) -
 def _fill(pair: Pair, context: int) -> None:
     """Let both caches hold ``context`` tokens."""
     assert pair.drafter is not None
-    pair.drafter.context_length = context
+    pair.drafter.context_length, pair.drafter.generation = context, 0
     if isinstance(pair.target, GraphTarget):
         pair.target.skip_to(context)
     else:

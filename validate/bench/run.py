@@ -92,7 +92,7 @@ def run_bench(settings: BenchSettings, report: Callable[[str], None]) -> BenchRe
         if settings.calibrate:
             write_costs(settings.bundle, pair.runs_as, costs[0])
             report(f"kept in the bundle: costs of {pair.runs_as}")
-        options = DecodeOptions(schedule=settings.schedule)
+        options = DecodeOptions(schedule=settings.schedule, reuse_prefix=False)
         own = [Own(pair, options, speculate=speculate) for speculate in (False, True)]
         for one in own:
             one.decode(prompts[0], settings.max_tokens)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from draftrt.lifecycle import Closing
 from draftrt.runtime.backends.base import Arrays, fed_signature
-from draftrt.runtime.targets.base import TargetRows
+from draftrt.runtime.targets.base import Croppable, TargetRows
 from draftrt.signature import DimRange, Signature, TensorSpec, check_feeds
 from draftrt.spec import (
     Backbone,
@@ -50,7 +50,7 @@ def toy_logits(ids: Sequence[int]) -> NDArray[np.float32]:
     return logits
 
 
-class FakeTarget:
+class FakeTarget(Croppable):
     """The toy language as a target; counts its calls and can fail in the middle of one."""
 
     def __init__(self, max_context: int = 200, feature_size: int = WIDTH) -> None:

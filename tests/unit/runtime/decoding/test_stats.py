@@ -70,6 +70,7 @@ def test_json_holds_every_figure() -> None:
     assert found["acceptance_length"] == 2.0
     assert set(found) == {
         "num_tokens",
+        "reused_tokens",
         "num_rounds",
         "acceptance_length",
         "acceptance_rate",

@@ -118,13 +118,110 @@ def test_only_rows_that_the_graph_carries_are_committed(session: OrtSession) -> 
     last, carried = LastCall(session.signature), carried_rows(session.signature)
     assert carried == 32
     assert last.begin(0) == 0
-    last.end(0, np.arange(64), 64)
+    last.end(0, 64, 64)
     assert [length for length in range(65) if last.can_commit(length)] == [0, *range(32, 65)]
     assert last.begin(40) == 40
     assert not last.can_commit(40)  # until the call has ended
-    last.end(40, np.arange(5), 8)  # three rows more than tokens
+    last.end(40, 5, 8)  # three rows more than tokens
     assert [length for length in range(1, 60) if last.can_commit(length)] == [*range(40, 46)]
-    assert last.token_ids(42).tolist() == [*range(40), 0, 1]
+    assert (last.opened(44).start, last.opened(44).first) == (40, 40)
+
+
+class Counted:
+    """A session that counts the rows it is fed."""
+
+    def __init__(self, session: OrtSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows, run = 0, session.run
+
+        def counted(feeds: Any, **options: Any) -> Any:
+            self.rows += feeds["input_ids"].shape[1]
+            return run(feeds, **options)
+
+        monkeypatch.setattr(session, "run", counted)
+
+    def since(self) -> int:
+        rows, self.rows = self.rows, 0
+        return rows
+
+
+def test_going_far_back_computes_from_the_nearest_snapshot_on(
+    session: OrtSession, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, target = recorded["p127.ids"], GraphTarget(session, CAPACITY)
+    counted = Counted(session, monkeypatch)
+    target.prefill(ids[:50])
+    target.keep()
+    target.prefill(ids[50:])
+    assert (target.kept_lengths, counted.since()) == ((50,), 127)
+    cases = {126: 126, 100: 100, 95: 95, 94: 50, 50: 50, 30: 30, 18: 18, 17: 0}
+    assert {at: target.reach(at) for at in cases} == cases
+    for at, reached in ((60, 50), (30, 30), (17, 0)):  # the last behind rows that are overwritten
+        target.rollback(at)
+        check_rows(target.verify(ids[at : at + 9], want_logits=True), recorded, at)
+        assert counted.since() == at - reached + 9
+    assert target.kept_lengths == ()  # rows behind the call at 17 may be gone
+
+
+@pytest.mark.parametrize("behind", [0, 3, 40], ids=["at once", "behind a round", "far behind"])
+@pytest.mark.parametrize("first_other", [10, 45, 60], ids=lambda at: f"overwritten from {at}")
+def test_a_snapshot_leads_back_whatever_was_overwritten_since(
+    session: OrtSession,
+    recorded: Recorded,
+    monkeypatch: pytest.MonkeyPatch,
+    behind: int,
+    first_other: int,
+) -> None:
+    ids, target = recorded["p127.ids"], GraphTarget(session, CAPACITY, snapshot_bytes=0)
+    target.prefill(ids[:50])
+    kept = target.snapshot()
+    assert (kept.length, kept.first, len(kept.token_ids)) == (50, 18, 50)
+    if behind:
+        target.prefill(ids[50 : 50 + behind])
+    if first_other < target.length:
+        target.rollback(first_other)
+        target.prefill(np.array([5] * 70))
+    counted = Counted(session, monkeypatch)
+    target.restore(kept)
+    assert target.length == 50
+    # Behind another text's rows those of the snapshot are fed again: from where both part, where
+    # the rows that it holds open reach back so far, else from the first one on.
+    overwritten = first_other < 50 and (behind == 40 or first_other < 50 + behind)
+    lost = {10: 50, 45: 5}.get(first_other, 0) if overwritten else 0
+    assert counted.since() == lost
+    check_rows(target.verify(ids[50:58], want_logits=True), recorded, 50)
+
+
+def test_a_recomputing_that_is_broken_off_is_begun_again(
+    session: OrtSession, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, target = recorded["p127.ids"], GraphTarget(session, CAPACITY)
+    target.prefill(ids)
+    target.rollback(90)
+    run, calls = session.run, list[int]()
+
+    def broken(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return run(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "run", broken)
+        with pytest.raises(KeyboardInterrupt):
+            target.verify(ids[90:95])
+    assert target.length == 90
+    check_rows(target.verify(ids[90:99], want_logits=True), recorded, 90)
+
+
+def test_a_long_prompt_leaves_snapshots_on_its_way(session: OrtSession) -> None:
+    ids = np.random.default_rng(1).integers(0, 200, 600)
+    target = GraphTarget(session, CAPACITY)
+    target.prefill(ids)
+    assert target.kept_lengths == (512,)
+    size = target.kept_bytes
+    assert size == target.snapshot().num_bytes
+    assert (target.reach(600), target.reach(567), target.reach(500)) == (600, 512, 500)
+    assert GraphTarget(session, CAPACITY, snapshot_bytes=size - 1).kept_bytes == 0
 
 
 def _first(rows: Any, count: int) -> Any:
