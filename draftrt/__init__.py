@@ -25,6 +25,7 @@ def load(
     threads: int = 1,
     verify: bool = True,
     map_weights: bool = False,
+    ignore_memory: bool = False,
 ) -> Pair:
     """Open a bundle for decoding; see `draftrt.runtime.load.load` for arguments and errors."""
     from draftrt.runtime.load import load as load_pair
@@ -38,6 +39,7 @@ def load(
         threads=threads,
         verify=verify,
         map_weights=map_weights,
+        ignore_memory=ignore_memory,
     )
 
 

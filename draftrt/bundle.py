@@ -150,6 +150,10 @@ class Bundle:
             )
         return self.manifest.drafter
 
+    def weight_bytes(self, graph: GraphEntry) -> int:
+        """Return the size of a graph's weights, each counted once."""
+        return graph.weight_bytes or self.manifest.files[graph.data].bytes
+
     def weights_sha256(self, graph: GraphEntry) -> str:
         """Return a hash that stands for the weights of a graph, from the manifest alone.
 

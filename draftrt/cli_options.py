@@ -292,6 +292,13 @@ device_option = click.option(
 )
 
 
+ignore_memory_option = click.option(
+    "--ignore-memory",
+    is_flag=True,
+    help="Go on where the memory that is counted is more than there is.",
+)
+
+
 def precision_option(default: Precision, about: str | None = None) -> Callable[[Command], Command]:
     """Return the option ``--precision`` of a command."""
     choices = click.Choice([one.value for one in Precision])

@@ -24,6 +24,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -32,12 +33,14 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from draftrt.codec import check_file, read_object
 from draftrt.errors import BundleError, DraftrtError
 
+T = TypeVar("T")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, or a share of it, is full
 ROOM = "make room, or write elsewhere"
 
@@ -375,15 +378,7 @@ def sample_tensors(folder: Path) -> dict[str, str]:
 
     Files that cannot be read as safetensors are left out; who loads the model names them.
     """
-    found: dict[str, str] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            check_file(path, BundleError)
-            with path.open("rb") as stream:
-                found |= dict(_sampled(stream))
-        except (BundleError, OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return found
+    return dict(chain.from_iterable(_of_each(folder, _sampled)))
 
 
 def other_tensors(folder: Path, expected: dict[str, str]) -> tuple[str, ...]:
@@ -399,20 +394,46 @@ def other_tensors(folder: Path, expected: dict[str, str]) -> tuple[str, ...]:
     return tuple(name for name, sample in expected.items() if found.get(name) != sample)
 
 
-def _sampled(stream: IO[bytes]) -> Iterator[tuple[str, str]]:
+def count_weights(folder: Path) -> int:
+    """Return the number of elements of all tensors of a folder that can be read as safetensors."""
+    return sum(chain.from_iterable(_of_each(folder, _counted)))
+
+
+def _of_each(folder: Path, read: Callable[[IO[bytes]], Iterator[T]]) -> Iterator[list[T]]:
+    """Give what a function reads in each safetensors file of a folder that is one."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            check_file(path, BundleError)
+            with path.open("rb") as stream:
+                yield list(read(stream))
+        except (BundleError, OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+
+
+def _header(stream: IO[bytes]) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return where the data of a safetensors file begin, and its table of tensors."""
     length = int.from_bytes(stream.read(8), "little")
     if length > MOST_HEADER:
         raise ValueError("no header of safetensors")
-    header: dict[str, Any] = json.loads(stream.read(length))
+    header: dict[str, dict[str, Any]] = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    return 8 + length, header
+
+
+def _counted(stream: IO[bytes]) -> Iterator[int]:
+    for entry in _header(stream)[1].values():
+        yield math.prod(int(size) for size in entry["shape"])
+
+
+def _sampled(stream: IO[bytes]) -> Iterator[tuple[str, str]]:
+    start, header = _header(stream)
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
         first, end = (int(one) for one in entry["data_offsets"])
         digest = hashlib.sha256(f"{entry['dtype']} {entry['shape']}".encode())
         for index in range(TENSOR_NUM_BLOCKS):
             place = first + max(0, end - first - TENSOR_BLOCK_BYTES) * index // (
                 TENSOR_NUM_BLOCKS - 1
             )
-            stream.seek(8 + length + place)
+            stream.seek(start + place)
             digest.update(stream.read(min(TENSOR_BLOCK_BYTES, end - place)))
         yield name, digest.hexdigest()[:DIGITS]

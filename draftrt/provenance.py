@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from draftrt import __version__
+from draftrt.errors import DraftrtError
 
 PACKAGES = (
     "torch",
@@ -117,6 +118,36 @@ def available_memory() -> int | None:
         return available
     left = max(0, limit - _sizes(PROCESS).get("VmSize", 0))
     return left if available is None else min(left, available)
+
+
+def check_available(
+    needed: int, what: str, kind: type[DraftrtError], *, counted: str, hint: str
+) -> None:
+    """Refuse work that this process has not the memory for.
+
+    Args:
+        needed: bytes.
+        what: what takes them, as the subject of a sentence.
+        kind: class of the error.
+        counted: the parts, in words.
+        hint: what takes less.
+
+    Raises:
+        DraftrtError: of the class, with the numbers.
+    """
+    free = available_memory()
+    if free is None or needed <= free:
+        return
+    raise kind(
+        f"not enough memory: {what} takes about {in_gb(needed)}, this process can have "
+        f"{in_gb(free)}; {counted}",
+        hint=f"close other programs, or {hint}",
+    )
+
+
+def in_gb(size: int) -> str:
+    """Return a number of bytes as text: ``1.4 GB``."""
+    return f"{size / 1e9:.1f} GB"
 
 
 def _sizes(table: Path) -> dict[str, int]:

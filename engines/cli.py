@@ -12,7 +12,13 @@ from pathlib import Path
 import click
 
 from draftrt.bundle import Bundle
-from draftrt.cli_options import FiniteRange, InputPath, json_option, sm_numbers
+from draftrt.cli_options import (
+    FiniteRange,
+    InputPath,
+    ignore_memory_option,
+    json_option,
+    sm_numbers,
+)
 from draftrt.codec import to_json
 from draftrt.engines.build import BuildResult, build_plan
 from draftrt.engines.capabilities import FACTS, Backend
@@ -112,9 +118,7 @@ def parse_dimensions(
     help="What is to run it (`draftrt plan --device all` lists them): chooses the SM, and a bundle "
     "that does not fit there is refused.",
 )
-@click.option(
-    "--ignore-memory", is_flag=True, help="Build what does not fit here or on the device."
-)
+@ignore_memory_option
 @click.option("--force", is_flag=True, help="Build even if the same plan is there.")
 @json_option("Print the plans' records as a JSON list.")
 def build(

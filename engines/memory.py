@@ -16,8 +16,15 @@ from draftrt.dtypes import BY_NAME
 from draftrt.engines.devices import Device
 from draftrt.errors import BuildError
 from draftrt.manifest import GraphEntry
-from draftrt.provenance import total_memory
-from draftrt.signature import Signature, TensorSpec, cache_specs, state_bytes, state_specs
+from draftrt.provenance import in_gb, total_memory
+from draftrt.signature import (
+    Signature,
+    TensorSpec,
+    cache_bytes,
+    cache_specs,
+    state_bytes,
+    state_specs,
+)
 from draftrt.spec import DrafterSpec
 
 PLAN_BYTES, PLAN_LAYER_BYTES, PLAN_STEP_BYTES = 2_650_000, 440_000, 230_000
@@ -75,7 +82,6 @@ def graph_memory(
     caches = {tensor.name for tensor in cache_specs(signature)}
     states = {tensor.name for tensor in state_specs(signature)}
     rows = min(max_context, context or max_context)
-    cached = sum(_bytes(t, largest) for t in signature.inputs if t.name in caches)
     passed = [t for t in signature.inputs if t.name not in caches | states]
     passed += [t for t in signature.outputs if not t.alias and not t.becomes]
     layers = len({name.rpartition("_")[2] for name in caches | states})
@@ -84,7 +90,7 @@ def graph_memory(
     return GraphMemory(
         weights=weights,
         read=read,
-        caches=cached * rows // max_context + state_bytes(signature),
+        caches=cache_bytes(signature) * rows // max_context + state_bytes(signature),
         scratch=SCRATCH_BYTES + 2 * sum(_bytes(t, largest) for t in passed),
         plan=weights + PLAN_BYTES + own + steps * PLAN_STEP_BYTES,
         build=BUILD_BYTES + layers * BUILD_LAYER_BYTES + round(BUILD_FACTOR * weights),
@@ -107,7 +113,7 @@ def bundle_memory(bundle: Bundle, context: int | None = None) -> dict[str, Graph
 
 
 def _entry_memory(bundle: Bundle, entry: GraphEntry, context: int | None) -> GraphMemory:
-    weights = entry.weight_bytes or bundle.manifest.files[entry.data].bytes
+    weights = bundle.weight_bytes(entry)
     read = entry.read_bytes or weights
     steps = (
         num_steps(bundle.manifest.drafter) if entry is bundle.manifest.graphs.get("draft") else 0
@@ -129,19 +135,21 @@ def check_fits(bundle: Bundle, graphs: Sequence[str], device: Device | None) -> 
     memory = bundle_memory(bundle)
     wanted, total = {name: memory[name] for name in graphs}, total_memory()
     problems = [
-        f"the build of {name} takes about {_gb(one.build)}, this machine has {_gb(total)} of memory"
+        f"the build of {name} takes about {in_gb(one.build)}, this machine has "
+        f"{in_gb(total)} of memory"
         for name, one in wanted.items()
         if total is not None and one.build > total
     ]
     free = shutil.disk_usage(bundle.path).free
     if (size := sum(one.plan for one in wanted.values())) > free:
         what = "the plan takes" if len(wanted) == 1 else "the plans take"
-        problems.append(f"{what} about {_gb(size)}, the disk has {_gb(free)} left")
+        problems.append(f"{what} about {in_gb(size)}, the disk has {in_gb(free)} left")
     if device is not None and not fits(memory.values(), device):
-        needs = ", ".join(f"{name} {_gb(one.device)}" for name, one in memory.items())
+        needs = ", ".join(f"{name} {in_gb(one.device)}" for name, one in memory.items())
         problems.append(
-            f"{device.name} has {_gb(device.usable_bytes)} of its {_gb(device.memory_bytes)} for "
-            f"models, the graphs need {_gb(sum(one.device for one in memory.values()))} ({needs})"
+            f"{device.name} has {in_gb(device.usable_bytes)} of its {in_gb(device.memory_bytes)} "
+            f"for models, the graphs need "
+            f"{in_gb(sum(one.device for one in memory.values()))} ({needs})"
         )
     if problems:
         raise BuildError(
@@ -161,7 +169,3 @@ def _bytes(tensor: TensorSpec, largest: dict[str, int]) -> int:
     for length in tensor.shape:
         size *= largest[length] if isinstance(length, str) else length
     return size
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"

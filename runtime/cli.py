@@ -20,6 +20,7 @@ from draftrt.cli_options import (
     FiniteRange,
     InputPath,
     device_option,
+    ignore_memory_option,
     json_option,
     named_checkpoints,
     no_verify_option,
@@ -212,6 +213,7 @@ def grammar_options(function: F) -> F:
     is_flag=True,
     help="Least memory: read weights where their file is mapped, shared tables once; slower.",
 )
+@ignore_memory_option
 @no_verify_option
 @json_option("Print a JSON object a prompt instead of text.")
 @named_checkpoints("target")
@@ -231,6 +233,7 @@ def run(
     plain: bool,
     threads: int,
     map_weights: bool,
+    ignore_memory: bool,
     verify: Verify,
     is_json: bool,
 ) -> None:
@@ -249,6 +252,7 @@ def run(
         threads=threads,
         map_weights=map_weights,
         verify=verify is not Verify.NONE,
+        ignore_memory=ignore_memory,
     ) as pair:
         form = form.settled(pair.template, requests)
         every = form.encode(pair.encode, requests)

@@ -11,8 +11,9 @@ from draftrt.bundle import Bundle
 from draftrt.bundle_files import Verify
 from draftrt.codec import read_object, token_ids
 from draftrt.errors import BackendError, BundleError, OptionError, printable
-from draftrt.files import other_tensors
+from draftrt.files import count_weights, other_tensors
 from draftrt.hub.fetch import local_folder
+from draftrt.provenance import check_available, in_gb
 from draftrt.quantization import DRAFT, TARGET
 from draftrt.runtime.backends.base import GraphSession
 from draftrt.runtime.decoding.drafter import DraftSession
@@ -22,6 +23,7 @@ from draftrt.runtime.pair import Pair
 from draftrt.runtime.targets.base import SNAPSHOT_BYTES, Target
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.runtime.targets.huggingface import HfTarget, check_same_target, say_recomputed
+from draftrt.signature import cache_bytes, state_bytes
 
 PORTS = ("graph", "hf")  # how a target runs: the bundle's own graph, or a Hugging Face model
 
@@ -37,6 +39,7 @@ def load(
     map_weights: bool = False,
     verify: bool = True,
     snapshot_bytes: int = SNAPSHOT_BYTES,
+    ignore_memory: bool = False,
 ) -> Pair:
     """Load a bundle and its target.
 
@@ -56,11 +59,12 @@ def load(
             time on this machine, samples of large files later; see docs/bundle.md.
         snapshot_bytes: most bytes kept of a target's states, to go back to earlier lengths; 0
             keeps none, and going back computes all tokens again. Other targets need none.
+        ignore_memory: load even what takes more memory than this process can have.
 
     Raises:
         OptionError: snapshot bytes that are no whole number of at least 0.
         BundleError: no bundle there, its files changed, or it lacks the graph asked for.
-        BackendError: a package, provider, plan or the target's folder is missing.
+        BackendError: a package, provider, plan or the target's folder is missing, or memory is.
         SpecError: the folder holds another model than the bundle was exported for.
     """
     most_bytes = _checked_bytes(snapshot_bytes)
@@ -73,6 +77,9 @@ def load(
     folder = find_target(bundle, target) if port == "hf" else None
     if folder is not None:
         _warn_of_other_weights(bundle, folder)
+    if device == "cpu" and not ignore_memory:
+        is_planned = backend != ONNXRUNTIME
+        check_memory(bundle, folder, map_weights=map_weights, is_planned=is_planned)
 
     open_on = partial(
         open_graph,
@@ -119,6 +126,45 @@ def _checked_bytes(given: int) -> int:
             f"snapshot_bytes is {given!r:.200}, expected a whole number of at least 0"
         )
     return found
+
+
+FLOAT32_BYTES = 4
+
+
+def check_memory(
+    bundle: Bundle, folder: Path | None, *, map_weights: bool = False, is_planned: bool = False
+) -> None:
+    """Refuse a pair whose models this process has not the memory to hold, before any is loaded.
+
+    Counted are weights and the caches that are there from the start; those of graphs with open
+    rows grow with the text.
+
+    Args:
+        bundle: the bundle.
+        folder: of a Hugging Face target, which is held in float32; None for the target's graph.
+        map_weights: whether weights stay in their files.
+        is_planned: whether the graphs run as plans, on a device of its own memory.
+
+    Raises:
+        BackendError: with the numbers.
+    """
+    sizes = {}
+    for name, entry in {} if is_planned else bundle.manifest.graphs.items():
+        if name == DRAFT or folder is None:
+            caches = 0 if entry.flexible else cache_bytes(entry.signature)
+            weights = 0 if map_weights else bundle.weight_bytes(entry)
+            sizes[f"{name} graph"] = weights + caches + state_bytes(entry.signature)
+    if folder is not None:
+        sizes["target in PyTorch"] = FLOAT32_BYTES * count_weights(folder)
+    less = "--map-weights leaves weights in their files; " if sizes and not map_weights else ""
+    check_available(
+        sum(sizes.values()),
+        f"{bundle.path}",
+        BackendError,
+        counted=", ".join(f"{name} {in_gb(size)}" for name, size in sizes.items()),
+        hint=f"take less: {less}`draftrt plan` shows what a pair takes; ignore_memory "
+        "(--ignore-memory of `draftrt run` and `bench`) loads it anyway",
+    )
 
 
 def least_rows(bundle: Bundle, threads: int) -> int:

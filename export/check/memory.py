@@ -16,7 +16,7 @@ from draftrt.export.models.shapes import PREFIX
 from draftrt.export.weights.data_file import is_read_whole, num_bytes
 from draftrt.export.weights.storage import PlacedWeights
 from draftrt.export.weights.tensors import WEIGHT, is_quantised, quantised_bytes
-from draftrt.provenance import available_memory
+from draftrt.provenance import check_available, in_gb
 
 COPY_BYTES = 50 * 10**6  # slices on their way
 EXPORT_BYTES = 360 * 10**6  # PyTorch, ONNX, ONNX Runtime: 330 to 392 by installation
@@ -39,15 +39,13 @@ def check_memory(
     Raises:
         ExportError: with the numbers.
     """
-    needed, free = export_peak_bytes(placed, caches), available_memory()
-    if free is None or needed <= free:
-        return
-    counted = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in caches.items())
-    raise ExportError(
-        f"not enough memory: the export takes about {needed / 1e9:.1f} GB, this process can have "
-        f"{free / 1e9:.1f} GB; caches of {context} rows: {counted}",
-        hint="close other programs, or take a smaller --max-context; `draftrt plan` shows what a "
-        "pair takes",
+    counted = ", ".join(f"{name} {in_gb(size)}" for name, size in caches.items())
+    check_available(
+        export_peak_bytes(placed, caches),
+        "the export",
+        ExportError,
+        counted=f"caches of {context} rows: {counted}",
+        hint="take a smaller --max-context; `draftrt plan` shows what a pair takes",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from draftrt import provenance
 from draftrt.bundle import Bundle
 from draftrt.cli import group
 from draftrt.cli_options import OutputFile, OutputFolder
@@ -171,6 +173,21 @@ def test_a_bundle_is_read_where_nothing_can_be_remembered(line: Line, tmp_path: 
         done = CliRunner().invoke(group, words)
     assert done.exit_code == 0
     assert "cache/draftrt cannot be written (File too large)" in done.stderr
+
+
+def test_models_that_there_is_no_memory_for_are_refused_before_they_are_loaded(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "meminfo"
+    memory.write_text("MemTotal: 1000 kB\nMemAvailable: 500 kB\n")
+    monkeypatch.setattr(provenance, "MACHINE", memory)
+    (tmp_path / "out").mkdir()
+    for name in ("export", "run", "bench"):
+        done = CliRunner().invoke(group, line(name, tmp_path / "out"))
+        assert done.exit_code == 1, name
+        assert re.search(r"not enough memory: .* takes about \d\.\d GB, this", done.stderr), name
+    done = CliRunner().invoke(group, [*line("run", tmp_path), "--ignore-memory"])
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.extended

@@ -15,6 +15,7 @@ from draftrt.cli_options import (
     OutputFile,
     check_places,
     device_option,
+    ignore_memory_option,
     named_checkpoints,
     no_verify_option,
     threads_option,
@@ -59,6 +60,7 @@ from draftrt.validate.bench.section import to_svg
 @click.option(
     "--calibrate", is_flag=True, help="Keep the costs in the bundle, for run --schedule survival."
 )
+@ignore_memory_option
 @no_verify_option
 @click.option("--json", "json_file", type=OutputFile(), help="Write the figures.")
 @click.option("--svg", "svg_file", type=OutputFile(), help="Write a picture.")
@@ -79,6 +81,7 @@ def bench(
     rivals: bool,
     draft: Path | None,
     calibrate: bool,
+    ignore_memory: bool,
     verify: Verify,
     json_file: Path | None,
     svg_file: Path | None,
@@ -109,6 +112,7 @@ def bench(
         rivals=rivals,
         draft=draft,
         calibrate=calibrate,
+        ignore_memory=ignore_memory,
         verify=verify,
     )
     found = run_bench(settings, lambda line: click.echo(printable(line), err=True))

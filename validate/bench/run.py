@@ -47,6 +47,7 @@ class BenchSettings:
         rivals: whether to time them.
         draft: the drafter's checkpoint, for z-lab's loop.
         calibrate: whether to keep the costs in the bundle.
+        ignore_memory: whether to load what takes more memory than there is.
     """
 
     bundle: Path
@@ -64,6 +65,7 @@ class BenchSettings:
     rivals: bool = False
     draft: Path | None = None
     calibrate: bool = False
+    ignore_memory: bool = False
     verify: Verify = Verify.REMEMBERED
 
 
@@ -140,6 +142,7 @@ def _loaded(settings: BenchSettings) -> Pair:
         device=settings.device,
         threads=settings.threads,
         verify=False,  # `run_bench` has opened it
+        ignore_memory=settings.ignore_memory,
     )
 
 

@@ -8,14 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from draftrt import provenance
 from draftrt.bundle import Bundle, hash_files, write_manifest
 from draftrt.bundle_files import read_manifest
 from draftrt.errors import BackendError, BundleError, SpecError
+from draftrt.files import count_weights
 from draftrt.manifest import GraphEntry, Manifest
-from draftrt.runtime.load import load, read_stop_ids
+from draftrt.runtime.load import check_memory, load, read_stop_ids
+from draftrt.signature import cache_bytes
 from draftrt.spec import Precision
+from tests.toys.safetensors_file import write_tensors
 
 WriteBundle = Callable[..., Path]
 
@@ -135,3 +140,49 @@ def test_a_port_that_cannot_be_is_refused(write_bundle: WriteBundle, tmp_path: P
         load(folder, target_port="graph", target=tmp_path)
     with pytest.raises(BackendError, match=r"no target port 'torch', there is \['graph', 'hf'\]"):
         load(folder, target_port="torch")
+
+
+def test_weights_and_caches_of_all_models_are_counted_against_the_memory_there_is(
+    toy: SimpleNamespace,
+    write_bundle: WriteBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, memory = write_bundle(), tmp_path / "meminfo"
+    monkeypatch.setattr(provenance, "MACHINE", memory)
+    opened = Bundle.open(folder)
+    draft = replace(opened.graph("draft"), signature=toy.signature(4, 5, 9999, confidence=False))
+    caches = cache_bytes(draft.signature)
+    assert caches > 4096
+    weights = 3 * 10**9
+    target = tmp_path / "target"
+    target.mkdir()
+    write_tensors(target / "model.safetensors", {"a": ("F16", np.zeros((5, 7), np.float16))})
+    assert count_weights(target) == 35
+
+    def problem(free: int, *, flexible: str = "", folder: Path | None = None, **how: bool) -> str:
+        memory.write_text(f"MemTotal: 99 kB\nMemAvailable: {free // 1024} kB\n")
+        entry = replace(draft, weight_bytes=weights, flexible=flexible)
+        manifest = replace(opened.manifest, graphs={"draft": entry, "target": entry})
+        try:
+            check_memory(Bundle(opened.path, manifest), folder, **how)
+        except BackendError as error:
+            return str(error)
+        return ""
+
+    both = 2 * (weights + caches)
+    assert not problem(both + 2048)
+    told = problem(both - 2048)
+    assert "bundle takes about 6.0 GB, this process can have 6.0 GB; draft graph 3.0 GB, " in told
+    assert "--map-weights leaves weights in their files" in told
+    assert problem(2 * weights + 2048)  # the caches too
+    assert not problem(2 * weights + 2048, flexible="draft.flexible.onnx")  # which grow there
+    assert not problem(2 * caches + 2048, map_weights=True)
+    assert "--map-weights" not in problem(0, map_weights=True)
+    assert not problem(0, is_planned=True)
+    assert not problem(weights + caches + 4 * 35 + 2048, folder=target)
+    told = problem(weights + caches + 4 * 35 - 2048, folder=target)
+    assert "draft graph 3.0 GB, target in PyTorch 0.0 GB" in told
+    memory.unlink()  # nobody tells
+    entry = replace(draft, weight_bytes=10**18)
+    check_memory(Bundle(opened.path, replace(opened.manifest, graphs={"draft": entry})), None)
