@@ -85,7 +85,8 @@ def _sample_from_anchor(facts: Facts, kind: Kind, stated: bool | None) -> bool:
             "drafts too, B drafts a round) or --no-sample-from-anchor (B - 1)",
         )
         return True
-    facts.say(fact, f"default of {kind.architecture or kind.family.value}")
+    label = "" if kind.is_stated else kind.architecture
+    facts.say(fact, f"default of {label or kind.family.value}")
     return kind.family is Family.DSPARK
 
 

@@ -63,6 +63,7 @@ class Kind:
         is_speculators: speculators' conventions hold (layer ids one higher, window edge, defaults).
         body: prefix of the keys that describe the layers, with its dot, or empty.
         is_settled: false where nothing known names the family.
+        is_stated: the user named the family, whatever the architecture string says.
     """
 
     family: Family
@@ -72,6 +73,7 @@ class Kind:
     is_speculators: bool
     body: str
     is_settled: bool = True
+    is_stated: bool = False
 
 
 def read_kind(facts: Facts, stated_family: Family | None = None) -> Kind:
@@ -106,6 +108,7 @@ def read_kind(facts: Facts, stated_family: Family | None = None) -> Kind:
         is_speculators,
         body,
         is_settled=family is not None,
+        is_stated=stated_family is not None,
     )
 
 

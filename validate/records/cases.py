@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.codec import check_file
+from draftrt.spec import Family
 from draftrt.validate.records.files import RecordError, check_hashes, check_version, read_json
 
 if TYPE_CHECKING:
@@ -52,9 +53,12 @@ CASE_KEYS: dict[str, type] = {
     "command": str,
     "created": str,
     "tools": dict,
+    "family": Family,
+    "sample_from_anchor": bool,
 }
 KEYS_OF_VERSION_2 = {"checkpoint", "tables", "command", "created", "tools"}
-OPTIONAL_CASE_KEYS = {"version", "about", "target_config", "tolerance", *KEYS_OF_VERSION_2}
+STATED = {"family", "sample_from_anchor"}
+OPTIONAL_CASE_KEYS = {"version", "about", "target_config", "tolerance", *KEYS_OF_VERSION_2, *STATED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,8 @@ class GoldenCase:
         num_target_layers: the target's depth.
         target_config: what of the target's config its tables bring with them.
         tolerance: largest absolute difference the recorder vouches for; None: the table's.
+        family: family that the recorder stated; None: the config's.
+        sample_from_anchor: alignment that the recorder stated; None: the config's.
         tables: the target's ``embed_tokens`` [V, H] and ``lm_head`` [V, H] float32, where they are
             borrowed and stored.
         table_hashes: SHA-256 of the same tables as float32, where they are borrowed but not stored.
@@ -100,6 +106,8 @@ class GoldenCase:
     num_target_layers: int
     target_config: Mapping[str, Any]
     tolerance: float | None
+    family: Family | None
+    sample_from_anchor: bool | None
     tables: Mapping[str, NDArray[np.float32]]
     table_hashes: Mapping[str, str]
     rounds: tuple[CaseRound, ...]
@@ -108,6 +116,11 @@ class GoldenCase:
     def name(self) -> str:
         """Name of the folder."""
         return self.path.resolve().name
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What the recorder stated against the config, as arguments of `load_drafter`."""
+        return {name: getattr(self, name) for name in STATED}
 
 
 def read_case(folder: Path, draft: Path | None = None) -> GoldenCase:
@@ -152,6 +165,8 @@ def read_case(folder: Path, draft: Path | None = None) -> GoldenCase:
         num_target_layers=facts["num_target_layers"],
         target_config=facts.get("target_config", {}),
         tolerance=facts.get("tolerance"),
+        family=Family(facts["family"]) if "family" in facts else None,
+        sample_from_anchor=facts.get("sample_from_anchor"),
         tables=tables,
         table_hashes=facts.get("tables", {}),
         rounds=rounds,
@@ -200,7 +215,8 @@ def _read_facts(path: Path) -> dict[str, Any]:
             facts[key], kind
         ):
             kinds = {int: "a positive integer", float: "a positive number", str: "a text"}
-            kinds[dict] = "an object of texts"
+            kinds |= {dict: "an object of texts", bool: "true or false"}
+            kinds[Family] = f"one of {[one.value for one in Family]}"
             problems.append(f"{key}: got {facts[key]!r:.60}, expected {kinds[kind]}")
     if problems:
         raise RecordError(f"{path}: " + "; ".join(problems))
@@ -208,8 +224,10 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
 
 def _is_good(value: Any, kind: type) -> bool:
-    if kind is str:
-        return isinstance(value, str)
+    if kind in (str, bool):
+        return isinstance(value, kind)
+    if kind is Family:
+        return value in [one.value for one in Family]
     if kind is dict:
         return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
     kinds = (int, float) if kind is float else (int,)

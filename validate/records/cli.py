@@ -70,6 +70,8 @@ FOLDER = InputPath()
     "64 MB are stored.",
 )
 @click.option("--about", default="", help="What the case is for, in words.")
+@alignment_option
+@family_option
 @named_checkpoints("draft", "target")
 def record(
     draft: Path | None,
@@ -81,6 +83,8 @@ def record(
     num_rounds: int,
     weights: str,
     about: str,
+    sample_from_anchor: bool | None,
+    family: str | None,
 ) -> None:
     """Write a golden case from DRAFT, computed by its PyTorch module (docs/records.md).
 
@@ -98,7 +102,14 @@ def record(
     if draft is not None:
         if prompts is not None or taps is not None:
             raise click.UsageError("--prompts and --taps are for a target's case, without DRAFT")
-        options = RecordOptions(prompt=prompt, num_rounds=num_rounds, weights=weights, about=about)
+        options = RecordOptions(
+            prompt=prompt,
+            num_rounds=num_rounds,
+            weights=weights,
+            about=about,
+            sample_from_anchor=sample_from_anchor,
+            family=stated_family(family),
+        )
         record_case(draft, target, out, options, say)
         return
     if prompt is not None or prompts is None or taps is None:
@@ -106,6 +117,8 @@ def record(
             "got no DRAFT, so a case of the target is written: expected --prompts FILE and --taps, "
             "and no --prompt"
         )
+    if family is not None or sample_from_anchor is not None:
+        raise click.UsageError("--family and --sample-from-anchor are for a drafter, with DRAFT")
     wanted = TargetRecordOptions(
         prompts=read_texts(prompts, MOST_PROMPTS),
         taps=taps,

@@ -141,7 +141,7 @@ def check_case(
     """
     from draftrt.export.checkpoint.drafter import load_drafter
 
-    loaded = load_drafter(case.draft, case_target(case, target))
+    loaded = load_drafter(case.draft, case_target(case, target), **case.stated)
     check_width(case, loaded.spec)
     findings = {}
     if PYTORCH in backends:
@@ -173,7 +173,7 @@ def case_target(case: GoldenCase, folder: Path | None = None) -> TargetCheckpoin
     from draftrt.export.checkpoint.tensors import from_tensor
     from draftrt.validate.records.cases import recorded_tables
 
-    drafter = load_drafter(case.draft, None).spec
+    drafter = load_drafter(case.draft, None, **case.stated).spec
     names = {"embed_tokens": EMBED, "lm_head": HEAD}
     tables = {
         names[name]: from_tensor(name, torch.from_numpy(array))

@@ -222,7 +222,7 @@ def _load(source: Source) -> tuple[LoadedDrafter, GoldenCase | None]:
         assert source.target is not None
         return load_drafter(source.draft, read_target(source.target, draft=source.draft)), None
     case = read_case(source.case, source.draft)
-    return load_drafter(case.draft, case_target(case, source.target)), case
+    return load_drafter(case.draft, case_target(case, source.target), **case.stated), case
 
 
 def _export(loaded: LoadedDrafter, folder: Path, precision: Precision, context: int) -> Bundle:

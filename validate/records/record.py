@@ -71,6 +71,8 @@ class RecordOptions:
             only their ``hash``, or ``auto``, by their size.
         about: what the case is for.
         seed: of drawn features.
+        sample_from_anchor: alignment where the config leaves it open.
+        family: family where the config's labels are wrong.
     """
 
     prompt: str | None = None
@@ -78,6 +80,8 @@ class RecordOptions:
     weights: str = "auto"
     about: str = ""
     seed: int = 0
+    sample_from_anchor: bool | None = None
+    family: Family | None = None
 
 
 def record_case(
@@ -107,7 +111,12 @@ def record_case(
         raise RecordError(
             f"{out} exists", hint="choose another -o folder; records are not replaced"
         )
-    loaded = load_drafter(draft, read_target(target, draft=draft))
+    loaded = load_drafter(
+        draft,
+        read_target(target, draft=draft),
+        sample_from_anchor=options.sample_from_anchor,
+        family=options.family,
+    )
     tables = borrowed_tables(loaded)
     files = _files(loaded)
     size = sum(path.stat().st_size for path in files) + sum(
@@ -159,6 +168,12 @@ def _facts(
         "num_target_layers": loaded.target.spec.num_layers,
         **({"target_config": brings} if brings else {}),
         "checkpoint": {path.name: sha256_of(path) for path in files},
+        **({} if options.family is None else {"family": options.family.value}),
+        **(
+            {}
+            if options.sample_from_anchor is None
+            else {"sample_from_anchor": options.sample_from_anchor}
+        ),
         "command": command_line(),
         "created": now(),
         "tools": tool_versions(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def test_a_wrong_label_is_one_finding_with_a_way_out(
     stated = inspect(folder, "--family", family)
     assert stated.exit_code == 0, stated.stderr
     assert "--family, stated by the user" in stated.stdout
+    said = re.search(r"sample_from_anchor .*default of (\S+)", stated.stdout)
+    assert said is None or said[1] == family, "the alignment is that of the family, not the label"
     is_against = config == OTHER or "projector_type" in config or "architectures, " in says
     assert (f"family {family} is taken from --family, against" in stated.stderr) == is_against
 

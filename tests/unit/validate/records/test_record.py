@@ -173,3 +173,39 @@ def test_tables_are_stored_as_the_target_has_them(target: Path, tmp_path: Path) 
     with np.load(case / "expected.npz") as stored:
         embedding = stored["embed_tokens"]
     assert np.array_equal(embedding, model.tables["embed_tokens.weight"].read().float().numpy())
+
+
+def test_a_family_and_alignment_that_were_stated_are_part_of_the_record(
+    target: Path, tmp_path: Path
+) -> None:
+    draft = write_drafter(
+        tmp_path / "draft",
+        ToyDrafter(kind=Kind.DEEPSPEC_DSPARK, overrides={"architectures": ["SomeForksDraftModel"]}),
+    )
+    case = tmp_path / "case"
+    words = ["record", draft, "--target", target, "-o", case]
+    assert "--family" in cli(*words).stderr
+    done = cli(*words, "--family", "dspark", "--sample-from-anchor")
+    assert done.exit_code == 0, done.output
+    facts = json.loads((case / "case.json").read_text())
+    assert (facts["family"], facts["sample_from_anchor"]) == ("dspark", True)
+    done = golden(case)
+    assert done.exit_code == 0, done.output
+    for key, value, says in [
+        ("family", "eagle", "family: got 'eagle', expected one of"),
+        ("sample_from_anchor", 1, "sample_from_anchor: got 1, expected true or false"),
+    ]:
+        (case / "case.json").write_text(json.dumps({**facts, key: value}))
+        assert says in golden(case).stderr
+    del facts["family"]
+    (case / "case.json").write_text(json.dumps(facts))
+    assert "not a supported drafter" in golden(case).stderr
+
+
+@pytest.mark.parametrize("option", ["--family=dspark", "--no-sample-from-anchor"])
+def test_a_record_of_a_target_has_no_family(target: Path, tmp_path: Path, option: str) -> None:
+    (tmp_path / "prompts").write_text("a\n")
+    words = ["--target", target, "-o", tmp_path / "c", "--prompts", tmp_path / "prompts"]
+    done = cli("record", *words, "--taps", "0", option)
+    assert done.exit_code == 2
+    assert "are for a drafter" in done.stderr
