@@ -36,8 +36,10 @@ from draftrt.files import (
     sync_tree,
     write_atomically,
 )
+from draftrt.hub.pairs import candidates
 from draftrt.lifecycle import whole
 from draftrt.manifest import LINKED, FileEntry, GraphEntry, LinkEntry, Manifest, PlanEntry
+from draftrt.quantization import DRAFT
 from draftrt.spec import DrafterSpec
 
 __all__ = [
@@ -130,9 +132,17 @@ class Bundle:
         if name not in self.manifest.graphs:
             raise BundleError(
                 f"{self.path}: no graph {name!r}, it has {sorted(self.manifest.graphs)}",
-                hint="export the drafter, or the target's graph, along with the rest",
+                hint=self._missing_drafter()
+                if name == DRAFT
+                else "export the target's graph along with the rest",
             )
         return self.manifest.graphs[name]
+
+    def _missing_drafter(self) -> str:
+        origin = self.manifest.origins.get("target")
+        target = origin.repository if origin is not None else self.manifest.target_path
+        known = candidates(target or None)
+        return "export a drafter with --target" + (f"; {known}" if known else "")
 
     def file(self, relative: str) -> Path:
         """Return the absolute path of a file of the bundle."""
@@ -146,7 +156,8 @@ class Bundle:
         """
         if self.manifest.drafter is None:
             raise BundleError(
-                f"{self.path}: holds a target and no drafter", hint="export a drafter with --target"
+                f"{self.path}: holds a target and no drafter",
+                hint=self._missing_drafter(),
             )
         return self.manifest.drafter
 

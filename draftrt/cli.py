@@ -56,6 +56,7 @@ COMMANDS = {
         "doctor",
         "Find out why drafts are not accepted.",
     ),
+    "pairs": ("draftrt.hub.cli", "pairs", "List published drafters, or those of a target."),
     "engine": ("draftrt.validate.engine.cli", "engine", "Export, build, check and try a pair."),
 }
 

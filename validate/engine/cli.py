@@ -25,6 +25,7 @@ from draftrt.engines.capabilities import FACTS, Backend
 from draftrt.engines.cli import parse_sms
 from draftrt.engines.pair import ALL, GRAPHS
 from draftrt.errors import printable
+from draftrt.hub.cli import DraftArgument
 from draftrt.quantization import Part, Prefer, Scheme
 from draftrt.runtime.prompt_options import TEXT, form_options
 from draftrt.runtime.prompts import PLAIN, Form
@@ -42,7 +43,7 @@ TEXT_LINES = 6
 
 
 @click.command()
-@click.argument("draft", type=CheckpointPath())
+@click.argument("draft", cls=DraftArgument, type=CheckpointPath())
 @click.option(
     "--target", required=True, type=CheckpointPath(), help="Target checkpoint, with tokenizer."
 )

@@ -26,6 +26,7 @@ from draftrt.cli_options import (
     stated_family,
 )
 from draftrt.export.options import MOST_CONTEXT
+from draftrt.hub.cli import DraftArgument, DraftOption
 
 MOST_TOKENS = 1 << 14  # the drafter in PyTorch has caches for all of them
 NUM_SPLITS = 8
@@ -130,7 +131,7 @@ def record(
 
 
 @click.command("record-trajectories")
-@click.argument("draft", type=CheckpointPath())
+@click.argument("draft", cls=DraftArgument, type=CheckpointPath())
 @click.option(
     "--target", required=True, type=CheckpointPath(), help="Target checkpoint, with tokenizer."
 )
@@ -374,7 +375,9 @@ def golden(
 
 @click.command()
 @click.argument("expected", metavar="EXPECTED.json", type=FOLDER)
-@click.option("--draft", required=True, type=CheckpointPath(), help="Drafter checkpoint.")
+@click.option(
+    "--draft", cls=DraftOption, required=True, type=CheckpointPath(), help="Drafter checkpoint."
+)
 @click.option(
     "--target", required=True, type=CheckpointPath(), help="Target checkpoint, with tokenizer."
 )
