@@ -40,6 +40,7 @@ COMMANDS = {
         "Compare every file of a bundle with its manifest.",
     ),
     "run": ("draftrt.runtime.cli", "run", "Decode a prompt with drafter and target."),
+    "chat": ("draftrt.runtime.chat.cli", "chat", "Talk with a drafter and its target."),
     "bench": (
         "draftrt.validate.bench.cli",
         "bench",

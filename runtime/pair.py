@@ -49,12 +49,14 @@ class Chunk:
 
     Attributes:
         text: what is final; empty while a code point is incomplete or a stop string may begin.
+        pieces: the same, what each of ``token_ids`` made final.
         token_ids: tokens of the round, up to the one at which a stop string was complete.
         round: the round itself, its tokens cut there too.
         finish: why the text ends here; None when it goes on.
     """
 
     text: str
+    pieces: tuple[str, ...]
     token_ids: tuple[int, ...]
     round: Round
     finish: FinishReason | None
@@ -312,9 +314,15 @@ def _chunks(
                 if stops.found:
                     break
             if one.finish and not stops.found:
-                pieces += [stops.push(text.flush()), stops.flush()]
+                pieces[-1] += stops.push(text.flush()) + stops.flush()
             finish: FinishReason | None = "stop" if stops.found else one.finish
             cut = replace(one, token_ids=tuple(kept), finish=finish)
-            yield Chunk(text="".join(pieces), token_ids=cut.token_ids, round=cut, finish=finish)
+            yield Chunk(
+                text="".join(pieces),
+                pieces=tuple(pieces),
+                token_ids=cut.token_ids,
+                round=cut,
+                finish=finish,
+            )
             if finish:
                 return

@@ -38,17 +38,6 @@ def expected(pair: Path) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.fixture(scope="module")
-def bundle(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("run") / "bundle"
-    target = pair / "tiny-target"
-    done = run_cli(
-        "export", pair / "tiny-dspark", "--target", target, "-o", out, "--max-context", 160
-    )
-    assert done.exit_code == 0, done.output
-    return out
-
-
 def run_cli(*arguments: object) -> Result:
     return CliRunner().invoke(group, [str(argument) for argument in arguments])
 

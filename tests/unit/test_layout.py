@@ -51,6 +51,7 @@ LADDERS = {
         "capabilities",
     ),
     "runtime": (
+        "chat",
         "cli",
         "prompt_options",
         "load",
