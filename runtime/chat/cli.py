@@ -213,6 +213,8 @@ def figures(pair: Pair, stats: Stats, *, speculates: bool) -> list[str]:
         else:
             told.append("x plain unknown (draftrt bench --calibrate)")
         told.append(f"acceptance length {stats.acceptance_length:.2f}")
+    if stats.reused_tokens:
+        told.append(f"{stats.reused_tokens} tokens reused")
     return told
 
 

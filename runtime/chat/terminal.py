@@ -11,8 +11,6 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-import click
-
 DIM, KEPT, RESET = "\x1b[2m", "\x1b[32m", "\x1b[0m"
 PROMPT, MORE, BLOCK = "> ", ". ", '"""'
 
@@ -85,7 +83,7 @@ class Lines:
             try:
                 return input(prompt)
             except EOFError:
-                click.echo()
+                sys.stdout.write("\n")
                 return None
         line = sys.stdin.readline() if sys.stdin is not None else ""
         return line.rstrip("\r\n") if line else None

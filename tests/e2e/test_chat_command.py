@@ -54,6 +54,7 @@ def test_lines_of_a_script_are_said_with_their_history(bundle: Path) -> None:
     assert done.stdout == "".join(f"{one}\n" for one in answers(bundle, FIRST, SECOND))
     assert len(re.findall(LINE, done.stderr)) == 2
     assert "x plain unknown" in done.stderr
+    assert re.findall(r"\d+ tokens reused", done.stderr.splitlines()[1])
     assert "\x1b" not in done.output
     assert ">" not in done.stderr
 
