@@ -266,7 +266,7 @@ class _Hashing:
 
 MANIFEST = "manifest.json"
 FORMAT = "draftrt-bundle"
-VERSION = 2
+VERSION = 3
 MOST_BYTES = 64 << 20
 CHECKSUM, UNCOUNTED = "checksum", ("checksum", "files")
 

@@ -15,7 +15,7 @@ from draftrt.export.check.target import check_target, check_target_sampled
 from draftrt.export.checkpoint.drafter import LoadedDrafter
 from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.files import as_stored, flexible_path, write_graph
-from draftrt.export.graph.layers import plan_layers, state_name, state_names, write_layers
+from draftrt.export.graph.layers import plan_layers, write_layers
 from draftrt.export.graph.quantize import quantize_graph
 from draftrt.export.models.decoder import Decoder
 from draftrt.export.models.drafter import Drafter, SampledDrafter
@@ -23,11 +23,13 @@ from draftrt.export.models.shapes import decoder_shapes, kinds_of_layers, only_l
 from draftrt.export.models.signature import CAPACITY, draft_signature, target_signature
 from draftrt.export.models.weights import placeholders
 from draftrt.export.options import ExportOptions, Report, max_context
+from draftrt.export.tracing.names import state_name
 from draftrt.export.tracing.trace import trace
 from draftrt.export.weights.data_file import is_read_whole
 from draftrt.export.weights.kept import described
 from draftrt.export.weights.placement import DRAFT_FILE, TARGET_FILE, place_draft
 from draftrt.export.weights.storage import PlacedWeights, weight_files
+from draftrt.export.weights.tensors import PREFIX
 from draftrt.manifest import GraphEntry
 from draftrt.signature import Signature
 from draftrt.spec import DecoderSpec, DrafterSpec
@@ -190,10 +192,9 @@ def record_draft(
         ),
         profile=options.profile,
         extra_outputs=options.extra_outputs,
-        with_states=True,
     )
     signature = _signature(few, options, context, True)
-    model = trace(module, signature, options.profile, state_names(len(plan.traced)))
+    model = trace(module, signature, options.profile)
     return write_layers(model, plan, _signature(spec, options, context, True))
 
 
@@ -262,10 +263,9 @@ def record_target(
             lambda name: tensors[name].torch_dtype,
         ),
         profile=options.profile,
-        with_states=True,
     )
     precision = options.precision
     signature = target_signature(few, (), precision, context, is_flexible=True)
-    model = trace(module, signature, options.profile, state_names(len(plan.traced)))
+    model = trace(module, signature, options.profile)
     whole = target_signature(spec, taps, precision, context, is_flexible=True)
-    return write_layers(model, plan, whole, [state_name(tap) for tap in taps])
+    return write_layers(model, plan, whole, [state_name(tap, PREFIX) for tap in taps])

@@ -180,8 +180,6 @@ def check_finite(
     found: Mapping[str, NDArray[Any]],
     precision: Precision,
     where: str,
-    *,
-    layer: int | None = None,
 ) -> None:
     """Refuse a model that leaves the range of float16.
 
@@ -191,14 +189,13 @@ def check_finite(
         found: what it returned.
         precision: of the computation.
         where: for the message.
-        layer: the layer of the model that is the module's only one; None for a whole one.
 
     Raises:
         ExportError: names the tensor.
     """
     if precision is not Precision.FP16 or is_finite(found.values()):
         return
-    error = overflow_in(module, lambda: call_module(module, feeds, found), where, layer=layer)
+    error = overflow_in(module, lambda: call_module(module, feeds, found), where)
     if error is not None:
         raise error
 

@@ -173,5 +173,5 @@ class _DrafterSides(BothSides):
         kind = Drafter if self._walk is None else SampledDrafter
         names = [*tensor_shapes(one), *(name for name in self._tensors if name.startswith(ROPE))]
         read = weights.whole(names) if reads_all else weights
-        made = kind(one, read, extra_outputs=CHOSEN_FROM, with_states=True)
+        made = kind(one, read, extra_outputs=CHOSEN_FROM)
         return made.eval(), made.outputs

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from draftrt.export.check.compare import (
     Arrays,
-    check_finite,
+    call_module,
     compare_outputs,
     open_bare,
     rows_in_use,
@@ -29,10 +30,9 @@ from draftrt.export.check.feeds import random_caches
 from draftrt.export.check.one_layer import write_one_layer
 from draftrt.export.check.onnx_file import check_weights
 from draftrt.export.checkpoint.tensors import GraphTensor
-from draftrt.export.graph.layers import EMBEDDING, state_name
-from draftrt.export.weights.overflow import is_finite
+from draftrt.export.tracing.names import LAYER, state_name, values_of
+from draftrt.export.weights.overflow import is_finite, overflow_in
 from draftrt.export.weights.quantized import QuantizedRef
-from draftrt.export.weights.tensors import WEIGHT
 from draftrt.files import temporary_folder
 from draftrt.onnx_session import load_onnxruntime
 from draftrt.signature import PAST, PRESENT, cache_names
@@ -67,7 +67,7 @@ def layer_kinds(kinds: Sequence[Hashable], tensors: Mapping[str, GraphTensor]) -
     """
     forms: list[list[Hashable]] = [[] for _ in kinds]
     for name in sorted(tensors):
-        match, ref = WEIGHT.match(name), tensors[name].source
+        match, ref = LAYER.match(name), tensors[name].source
         if match and isinstance(ref, QuantizedRef) and ref.scales is not None:
             blocks = ref.scales.shape[0] if len(ref.scales.shape) == 2 else 0
             own = (name[match.end() :], ref.scheme, blocks, ref.base_kind, ref.order is None)
@@ -99,6 +99,7 @@ class BothSides(ABC):
 
     Attributes:
         where: for messages.
+        prefix: of the model's weights.
         num_layers: of the model.
         precision: what is computed in.
         max_context: rows of each cache.
@@ -106,6 +107,8 @@ class BothSides(ABC):
         note: for the lines.
         rng: source of what is fed.
     """
+
+    prefix = ""
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class BothSides(ABC):
     def module(self, sample: Sample, *, reads_all: bool = False) -> tuple[nn.Module, Sequence[str]]:
         """Return the module of one layer, its weights read where used, and its outputs' names.
 
-        It returns the caches behind those, and the residual streams before and behind the layer.
+        It returns the caches behind those.
         """
 
     def fed(self, sample: Sample) -> Arrays:
@@ -155,12 +158,17 @@ class BothSides(ABC):
     def want(self, sample: Sample, feeds: Arrays) -> Arrays:
         """Return what the module makes of it; called in another thread."""
         module, outputs = self.module(sample)
-        names = (*outputs, *self.written(sample), EMBEDDING, state_name(sample.layer))
-        found = run_module(module, feeds, names)
+        state = state_name(0, self.prefix)  # the layer is the module's only one
+        names = (*outputs, *self.written(sample))
+        with values_of(state) as states:
+            found = run_module(module, feeds, names)
+        found[state_name(sample.layer, self.prefix)] = states[state].numpy()
         if self.precision is Precision.FP16 and not is_finite(found.values()):
-            where, layer = f"{self.where}context {sample.length}", sample.layer
+            where = f"{self.where}context {sample.length}"
             read, _ = self.module(sample, reads_all=True)
-            check_finite(read, feeds, found, self.precision, where, layer=layer)
+            call = partial(call_module, read, feeds, names)
+            if (error := overflow_in(read, call, where, layer=sample.layer)) is not None:
+                raise error
         return self._kept(sample, found)
 
     def run(self, sample: Sample, session: Any, feeds: Arrays) -> Arrays:
@@ -221,7 +229,7 @@ def compare_samples(
             count, got = check_weights(path, tensors), []
             lines = [f"rows of all {count} weights are the checkpoint's", *about_nodes]
             for sample, fed in zip(todo, feeds, strict=True):
-                about = {"num_layers": both.num_layers, "rows": sample.block, "tables": tables}
+                about = {"prefix": both.prefix, "rows": sample.block, "tables": tables}
                 with _one_layer_file(path, layer=sample.layer, **about) as small:
                     got.append(both.run(sample, open_bare(small, path.parent), fed))
             for sample, wanted, found in zip(todo, want, got, strict=True):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from draftrt.export.check.extent import product_blocks
 from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef
+from draftrt.export.tracing.names import LAYER
 from draftrt.export.weights.quantized import QuantizedRef
-from draftrt.export.weights.tensors import WEIGHT
 
 
 class LazyWeights:
@@ -59,7 +59,7 @@ class LazyWeights:
             AttributeError: the model has no such weight.
         """
         stored, first, last = self._cut.get(name, (name, 0, None))
-        tensor = self._tensors.get(WEIGHT.sub(rf"\g<1>{self._layer}.", stored))
+        tensor = self._tensors.get(LAYER.sub(rf"\g<1>{self._layer}.", stored))
         if tensor is None:
             raise AttributeError(name)
         if not tensor.shape:

@@ -13,9 +13,10 @@ from draftrt.errors import ExportError
 from draftrt.export.check.extent import BLOCK_ROWS, TABLES, is_small
 from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.models.shapes import PREFIX
+from draftrt.export.tracing.names import LAYER
 from draftrt.export.weights.data_file import is_read_whole, num_bytes
 from draftrt.export.weights.storage import PlacedWeights
-from draftrt.export.weights.tensors import WEIGHT, is_quantised, quantised_bytes
+from draftrt.export.weights.tensors import is_quantised, quantised_bytes
 from draftrt.provenance import check_available, in_gb
 
 COPY_BYTES = 50 * 10**6  # slices on their way
@@ -74,7 +75,7 @@ def _check_bytes(weights: PlacedWeights, caches: int) -> int:
     for name, tensor in weights.tensors.items():
         if not is_read_whole(name):
             continue
-        match = WEIGHT.match(name)
+        match = LAYER.match(name)
         layer = match[2] if match else ""
         held[layer] = held.get(layer, 0) + _stored_bytes(name, tensor, weights)
         if match and is_quantised(name, weights.tensors, weights.quantization):

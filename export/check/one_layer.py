@@ -23,8 +23,9 @@ from draftrt.export.check.extent import Rows, product_blocks
 from draftrt.export.graph.edit import attributes_of, place_of, put_place
 from draftrt.export.graph.files import read_initialisers
 from draftrt.export.graph.float32 import widen_attributes
-from draftrt.export.graph.layers import CACHE, EMBEDDING, SHARED, graph_parts, state_name
+from draftrt.export.graph.layers import HEAD, SHARED, graph_parts
 from draftrt.export.graph.quantize import look_up_rows
+from draftrt.export.tracing.names import CACHE, state_name
 from draftrt.export.tracing.trace import used_nodes
 from draftrt.export.weights.quantized import QuantizedRef, packed
 from draftrt.export.weights.tensors import CODES, SCALES
@@ -35,7 +36,7 @@ GROWING = tuple(f"{PAST}{part}_" for part in ("key", "value"))  # caches with a 
 
 
 def write_one_layer(
-    source: Path, path: Path, *, layer: int, num_layers: int, rows: Rows, tables: Collection[str]
+    source: Path, path: Path, *, layer: int, prefix: str, rows: Rows, tables: Collection[str]
 ) -> None:
     """Write the graph of one layer of a file.
 
@@ -47,7 +48,7 @@ def write_one_layer(
         source: written ONNX file of all layers, not opened for its weights.
         path: file to write; it names the data files of ``source`` as that does.
         layer: the layer that is left.
-        num_layers: layers of ``source``.
+        prefix: of the model's weights.
         rows: rows of each of ``tables`` to compute with.
         tables: weights over the vocabulary; a use of one as a table to look up stays whole.
     """
@@ -56,9 +57,10 @@ def write_one_layer(
     model = read_onnx(source)
     graph = model.graph
     look_up_rows(graph)
-    parts = graph_parts(graph, num_layers)
-    body = [*parts.get(SHARED, []), *parts[layer], *parts.get(num_layers, [])]
-    renamed = {state_name(layer - 1): EMBEDDING, state_name(num_layers - 1): state_name(layer)}
+    parts = graph_parts(graph)
+    body = [*parts.get(SHARED, []), *parts[layer], *parts.get(HEAD, [])]
+    before, state, last = (state_name(at, prefix) for at in (layer - 1, layer, max(parts)))
+    renamed = {before: state_name(-1, prefix), last: state}
     nodes = []
     for node in body:
         copy = onnx.NodeProto()
@@ -68,7 +70,7 @@ def write_one_layer(
     weights = {tensor.name: tensor for tensor in graph.initializer}
     _cut_tables(nodes, weights, rows, tables)
     _cut_quantised(nodes, weights, rows, tables, source)
-    inputs, outputs = _values(graph, layer)
+    inputs, outputs = _values(graph, layer, state)
     nodes = used_nodes(nodes, {value.name for value in outputs})  # no masks of other kinds
     nodes = widen(split_products(nodes, weights), weights)
     used = {name for node in nodes for name in node.input}
@@ -80,7 +82,7 @@ def write_one_layer(
     onnx.save(made, str(path))
 
 
-def _values(graph: Any, layer: int) -> tuple[list[Any], list[Any]]:
+def _values(graph: Any, layer: int, state: str) -> tuple[list[Any], list[Any]]:
     """Return the inputs of one layer's graph and its outputs, the layer's result the last."""
     import onnx
 
@@ -96,8 +98,8 @@ def _values(graph: Any, layer: int) -> tuple[list[Any], list[Any]]:
             value.type.tensor_type.shape.dim[2].Clear()
     for value in outputs:
         value.type.tensor_type.ClearField("shape")
-    state = onnx.helper.make_tensor_value_info(state_name(layer), onnx.TensorProto.FLOAT, None)
-    return inputs, [*outputs, state]
+    result = onnx.helper.make_tensor_value_info(state, onnx.TensorProto.FLOAT, None)
+    return inputs, [*outputs, result]
 
 
 def _own_cache(name: str, layer: int) -> str:

@@ -25,7 +25,6 @@ from draftrt.export.check.one_layer import feature_sources
 from draftrt.export.check.same_layers import check_same_layers
 from draftrt.export.checkpoint.tensors import GraphTensor
 from draftrt.export.graph.float32 import runnable, widened
-from draftrt.export.graph.layers import state_name
 from draftrt.export.models.decoder import Decoder
 from draftrt.export.models.shapes import PREFIX as ROPE
 from draftrt.export.models.shapes import (
@@ -35,7 +34,8 @@ from draftrt.export.models.shapes import (
     stateful,
 )
 from draftrt.export.models.signature import NUM_STATES, target_signature
-from draftrt.export.weights.tensors import LM_HEAD, TABLE
+from draftrt.export.tracing.names import state_name
+from draftrt.export.weights.tensors import LM_HEAD, PREFIX, TABLE
 from draftrt.signature import LOGITS, NEXT_IDS, PAST, PRESENT, Signature, cache_names
 from draftrt.spec import DecoderSpec, Precision, Profile
 
@@ -124,6 +124,8 @@ def check_target_sampled(
 class _TargetSides(BothSides):
     """One layer of a target by its module and by its graph."""
 
+    prefix = PREFIX
+
     def __init__(
         self,
         where: str,
@@ -179,7 +181,7 @@ class _TargetSides(BothSides):
         weights = LazyWeights(self._tensors, sample.layer, cut=cut)
         names = [*decoder_shapes(one), *(name for name in self._tensors if name.startswith(ROPE))]
         read = weights.whole(names) if reads_all else weights
-        return Decoder(one, read, with_states=True).eval(), (NEXT_IDS, LOGITS)
+        return Decoder(one, read).eval(), (NEXT_IDS, LOGITS)
 
 
 def _of_layer(name: str, layer: int) -> str:
@@ -189,7 +191,7 @@ def _of_layer(name: str, layer: int) -> str:
 
 def _check_features(path: Path, taps: tuple[int, ...]) -> list[str]:
     """The features join the results of the tapped layers, in the order of the taps."""
-    wanted = [state_name(tap) for tap in taps]
+    wanted = [state_name(tap, PREFIX) for tap in taps]
     found = [name for names in feature_sources(path).values() for name in names]
     if found != wanted:
         raise ExportError(

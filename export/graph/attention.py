@@ -61,9 +61,15 @@ class _AttentionWriter:
         (_, heads, _, dim), groups = query, key[1]
         mask = self._mask(inputs, bool(attributes.get("is_causal")), heads // groups)
         (out,) = node.output
-        rows = self._node("Reshape", [inputs[QUERY], self._constant([1, groups, -1, dim])])
+        names = [f"{out}.rows", f"{out}.grouped"]
+        rows = self._node(
+            "Reshape", [inputs[QUERY], self._constant([1, groups, -1, dim])], names[0]
+        )
         attended = self._node(
-            "Attention", [rows, inputs[KEY], inputs[VALUE], mask], scale=attributes["scale"]
+            "Attention",
+            [rows, inputs[KEY], inputs[VALUE], mask],
+            names[1],
+            scale=attributes["scale"],
         )
         self._node("Reshape", [attended, self._constant([1, heads, -1, dim])], out)
 
@@ -110,7 +116,5 @@ class _AttentionWriter:
         import onnx
 
         output = output or f"grouped_attention.{kind}_{len(self.nodes)}"
-        self.nodes.append(
-            onnx.helper.make_node(kind, inputs, [output], name=f"{output}.node", **attributes)
-        )
+        self.nodes.append(onnx.helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output

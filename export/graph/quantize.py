@@ -12,7 +12,7 @@ and the two products summed, all of it in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +112,15 @@ class _Product:
         codes = [use.name + CODES, use.name + SCALES]
         wide = self._add("dequantize", "DequantizeLinear", codes, "dequantized", **how)
         if use.base is Base.NONE:
-            self._add("product", "Gemm", [x, wide, *bias])
+            self._add("", "Gemm", [x, wide, *bias])
             return self._made
         part = self._float(self._add("product", "Gemm", [x, wide, *bias], PARTIAL), "part")
         added = self._add("bases", "MatMul", [self._sums_of(x), self._base()], "added")
         if use.tensor.dtype == "float32":
-            self._add("sum", "Add", [part, added])
+            self._add("", "Add", [part, added])
         else:
             whole = self._add("sum", "Add", [part, added], "whole")
-            self._add("round", "Cast", [whole], to=BY_NAME[use.tensor.dtype].onnx)
+            self._add("", "Cast", [whole], to=BY_NAME[use.tensor.dtype].onnx)
         return self._made
 
     def _base(self) -> str:
@@ -169,21 +169,9 @@ class _Product:
         import onnx
 
         made = f"{self._use.name}.{output}" if output else self._node.output[0]
-        self._made.append(
-            onnx.helper.make_node(kind, inputs, [made], f"{self._use.name}.{name}", **attributes)
-        )
+        called = f"{self._use.name}.{name}" if output else self._node.name
+        self._made.append(onnx.helper.make_node(kind, inputs, [made], called, **attributes))
         return made
-
-
-def whole_product(readers: Mapping[str, Sequence[Any]], value: str) -> str:
-    """Return a product's whole value where the given one is what the codes alone make of it."""
-    if not value.endswith(f".{PARTIAL}"):
-        return value
-    [node] = readers[value]
-    if node.op_type == "Cast":
-        [node] = readers[node.output[0]]
-    after = [one for one in readers.get(node.output[0], ()) if one.name.endswith(".round")]
-    return str((after or [node])[0].output[0])
 
 
 def _lookup(node: Any, use: QuantizedUse) -> list[Any]:
@@ -206,7 +194,7 @@ def _lookup(node: Any, use: QuantizedUse) -> list[Any]:
             axis=0,
         ),
         onnx.helper.make_node(
-            "Gather", [wide, node.input[1]], list(node.output), f"{use.name}.gather"
+            "Gather", [wide, node.input[1]], list(node.output), node.name
         ),
     ]
 

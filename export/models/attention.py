@@ -8,30 +8,46 @@ import torch
 from torch import Tensor
 
 from draftrt.export.models import ops
-from draftrt.spec import DrafterSpec, LayerSpec, Profile, WindowEdge
+from draftrt.export.tracing import names
+from draftrt.spec import LayerSpec, Profile, WindowEdge
+
+Caches = tuple[Tensor, ...]  # of one layer: keys and values [1, G, L, D] each, or its states
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Shared facts of one call of a graph.
+    """One call of a graph, as the layers of one kind see it.
 
     Attributes:
         start: [1] int64, first cache row that this call writes.
         valid: [1] int64, cache rows in use after this call.
-        num_queries: rows that ask (the block, K), the last ones written.
-        positions: [R] int64 of every row written by this call.
-        cos: [1, R, rotary_dim / 2] float32.
+        num_queries: rows that ask, the last ones written: a drafter's block, K; None for all of
+            them, a target's R.
+        cos: [1, R, rotary_dim / 2] float32, of every row written by this call.
         sin: as ``cos``.
-        masks: visibility rule to [1, 1, K, L] bool; rules that need no mask are absent.
+        interleaved: how the angles turn a head, see `draftrt.export.models.ops.rotate`.
+        mask: [1, 1, K, L] bool; None where every query sees every valid row, or with ``is_causal``
+            those up to its own.
+        is_causal: what no mask means.
+        profile: operators allowed when traced.
+        context: [T, H] float32, fused context of the rows before the block, which have keys and
+            values alone; None for a target.
     """
 
     start: Tensor
     valid: Tensor
-    num_queries: int
-    positions: Tensor
+    num_queries: int | None
     cos: Tensor
     sin: Tensor
-    masks: dict[LayerSpec, Tensor]
+    interleaved: bool
+    mask: Tensor | None
+    is_causal: bool
+    profile: Profile
+    context: Tensor | None = None
+
+    def rows(self, u: Tensor) -> Tensor:
+        """Return the rows that get keys and values: the context, then u [K, H]."""
+        return u if self.context is None else torch.cat((self.context, u))
 
 
 def needs_mask(layer: LayerSpec) -> bool:
@@ -59,54 +75,60 @@ def mask_of(layer: LayerSpec, queries: Tensor, capacity: int) -> Tensor:
             seen = seen & (key - query < layer.window)
     elif layer.window is not None:
         seen = seen & (key >= first - layer.window)
-    return seen.expand(queries.shape[0], capacity)[None, None]
+    return names.name(seen.expand(queries.shape[0], capacity)[None, None], names.MASK)
 
 
 def attend_with_cache(
-    spec: DrafterSpec,
-    rule: LayerSpec,
-    profile: Profile,
     view: View,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    caches: Caches,
     *,
+    scale: float,
+    has_angles: bool = True,
     sinks: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Caches]:
     """Rotate, write this call's keys and values into the caches, and attend.
 
     Args:
-        spec: the drafter.
-        rule: who may look at whom.
-        profile: operators allowed when traced.
-        view: positions, angles and masks of this call.
-        query: [1, N, K, D] float32, normed.
-        key: [1, G, T + K, D] float32, normed.
-        value: [1, G, T + K, D].
-        keys: [1, G, L, D] cache.
-        values: [1, G, L, D] cache.
+        view: positions, angles and mask of this call.
+        query: [1, K, N, D], normed or as it is.
+        key: [1, R, G, D], as the queries; the context's rows first.
+        value: [1, R, G, D].
+        caches: keys and values.
+        scale: factor on the scores.
+        has_angles: whether queries and keys are turned.
         sinks: [N] or None.
 
     Returns:
-        Attended rows [K, N * D] and both caches.
+        Attended rows [K, N * D] in the caches' dtype, and both caches.
     """
-    interleaved = spec.rope.layout.value == "interleaved"
-    count = view.num_queries
-    query = ops.rotate(
-        query, view.cos[:, -count:], view.sin[:, -count:], interleaved=interleaved, profile=profile
-    ).to(keys.dtype)
-    key = ops.rotate(key, view.cos, view.sin, interleaved=interleaved, profile=profile)
-    keys = ops.write_cache(keys, key.to(keys.dtype), view.start, profile)
-    values = ops.write_cache(values, value.to(values.dtype), view.start, profile)
-    mask = view.masks.get(rule)
+    keys, values = caches
+    count = slice(None) if view.num_queries is None else slice(-view.num_queries, None)
+
+    def turned(heads: Tensor, rows: slice) -> Tensor:
+        heads = heads.float().transpose(1, 2)
+        if has_angles:
+            heads = ops.rotate(
+                heads,
+                view.cos[:, rows],
+                view.sin[:, rows],
+                interleaved=view.interleaved,
+                profile=view.profile,
+            )
+        return heads.to(keys.dtype)
+
+    query = ops.name(turned(query, count), names.QUERY)
+    keys = ops.write_cache(keys, turned(key, slice(None)), view.start, view.profile)
+    new = value.to(values.dtype).transpose(1, 2)
+    values = ops.write_cache(values, new, view.start, view.profile)
+    keys, values = ops.name(keys, names.KEYS), ops.name(values, names.VALUES)
+    mask = view.mask
     if sinks is not None:
         if mask is None:
             mask = (torch.arange(keys.shape[2], device=keys.device) < view.valid)[None, None, None]
-        out = ops.attend_plainly(
-            query, keys, values, mask=mask, scale=spec.attention_scale, sinks=sinks
-        )
+        out = ops.attend_plainly(query, keys, values, mask=mask, scale=scale, sinks=sinks)
     else:
         out = ops.attend(
             query,
@@ -114,41 +136,9 @@ def attend_with_cache(
             values,
             valid=view.valid,
             mask=mask,
-            scale=spec.attention_scale,
-            profile=profile,
+            scale=scale,
+            profile=view.profile,
+            is_causal=view.is_causal and mask is None,
         )
-    return out.transpose(1, 2).reshape(count, spec.num_heads * spec.head_dim), keys, values
-
-
-def attended(
-    view: View,
-    mask: Tensor | None,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    profile: Profile,
-    *,
-    scale: float,
-) -> Tensor:
-    """Return what a target's new rows see in caches that hold them already, [R, N * D].
-
-    Args:
-        view: the call.
-        mask: [1, 1, R, L] bool of a sliding layer; None for a full one.
-        query: [1, N, R, D] in the caches' dtype.
-        keys: [1, G, L, D] cache.
-        values: as ``keys``.
-        profile: operators allowed when traced.
-        scale: factor on the scores.
-    """
-    out = ops.attend(
-        query,
-        keys,
-        values,
-        valid=view.valid,
-        mask=mask,
-        scale=scale,
-        profile=profile,
-        is_causal=mask is None,
-    )
-    return out.transpose(1, 2).reshape(-1, query.shape[1] * query.shape[3])
+    out = ops.name(out, names.ATTENTION)
+    return out.transpose(1, 2).reshape(-1, query.shape[1] * query.shape[3]), (keys, values)

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftrt.export.models import gemma4, ops, rope
+from draftrt.export.models import gemma4, ops, qwen3, rope
 from draftrt.export.models.architectures import muse_glimmer, qwen3_5, short_conv
 from draftrt.export.models.architectures.carried import Carried, carried_rows
-from draftrt.export.models.attention import View, attended, mask_of
-from draftrt.export.models.ops import gated_mlp
+from draftrt.export.models.attention import Caches, View, mask_of
 from draftrt.export.models.shapes import kinds_of_layers, rope_of, stateful
 from draftrt.export.models.signature import BLOCK_ROWS, NUM_STATES
 from draftrt.export.models.weights import Root, Weights, register
-from draftrt.spec import DecoderSpec, LayerSpec, Profile
+from draftrt.export.tracing import names
+from draftrt.spec import DecoderSpec, LayerSpec, Profile, RopeLayout
 
 
 class Decoder(nn.Module):
@@ -25,9 +25,6 @@ class Decoder(nn.Module):
     Attributes:
         spec: the layers.
         taps: decoder layers whose outputs are returned, 0-based; -1 is the embedding output.
-
-    With ``with_states`` the residual streams before, between and after the layers, [R, H] float32
-    each, come behind the caches.
     """
 
     def __init__(
@@ -37,14 +34,13 @@ class Decoder(nn.Module):
         *,
         taps: tuple[int, ...] = (),
         profile: Profile = Profile.FIXED,
-        with_states: bool = False,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.taps = taps
-        self._with_states = with_states
         self._profile = profile
-        self._weights = register(self, tensors)
+        self._root = register(self, tensors)
+        self._weights = self._root.below("model")
 
     def forward(
         self, input_ids: Tensor, context_length: Tensor, logit_rows: Tensor, *caches: Tensor
@@ -64,8 +60,7 @@ class Decoder(nn.Module):
             ``next_ids`` [1, S] int64, ``logits`` [1, S, V] float32, with taps ``features``
             [1, R, m * H] float32 in the order of the taps, then the caches with R rows written.
         """
-        spec, w = self.spec, self._weights
-        rows, call = input_ids.shape[1], None
+        spec, rows, call = self.spec, input_ids.shape[1], None
         if (held := stateful(spec)) is not None:
             commit, place = caches[0], caches[-1]
             caches = caches[1:-1]
@@ -78,86 +73,81 @@ class Decoder(nn.Module):
                 most_rows=1 if spec.delta is None else BLOCK_ROWS,  # only they are halved
             )
         of_layers = self._of_layers(caches)
-        views, masks = self._views(rows, context_length, self._capacity(of_layers))
-        x = F.embedding(input_ids[0], w("model.embed_tokens.weight")).float()
-        if spec.gemma4 is not None:
-            x = x * spec.gemma4.embedding_scale
-        if spec.muse is not None:
-            x = ops.rms_norm(x, None, spec.rms_norm_eps)
+        views = self._views(rows, context_length, self._capacity(of_layers))
+        x = self._embed(input_ids[0])
         states = {-1: x}
         written: list[Tensor] = []
         for index, (kind, own) in enumerate(zip(kinds_of_layers(spec), of_layers, strict=True)):
-            window = spec.windows[index]
             state = call if kind in NUM_STATES else None
-            x, after = self._advance(index, x, views[window], masks.get(window), state, own)
+            with self._weights.inside(f"layers.{index}") as w:
+                x, after = self._advance(w, x, views[spec.windows[index]], state, own)
+                x = w.name(x, names.OUTPUT)
             written += after
             states[index] = x
         logits = self._logits(x.index_select(0, logit_rows))
-        out = [logits.argmax(dim=-1)[None], logits[None]]
+        out = [names.name(logits.argmax(dim=-1), names.CHOICE, logits)[None], logits[None]]
         if self.taps:
             out.append(torch.cat([states[tap] for tap in self.taps], dim=-1)[None])
-        if call is not None:
-            written.append(call.first)
-        return (*out, *written, *states.values()) if self._with_states else (*out, *written)
+        return (*out, *written) if call is None else (*out, *written, call.first)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """Return the residual stream [R, H] float32 before the first layer."""
+        spec = self.spec
+        with self._weights.inside("embed_tokens") as w:
+            x = F.embedding(ids, w("weight")).float()
+            if spec.gemma4 is not None:
+                x = x * spec.gemma4.embedding_scale
+            if spec.muse is not None:
+                x = ops.bare_norm(x, w.below("norm"), spec.rms_norm_eps)
+            return w.name(x, names.OUTPUT, into=ids)
 
     def _advance(
-        self,
-        index: int,
-        x: Tensor,
-        view: View,
-        mask: Tensor | None,
-        call: Carried | None,
-        caches: Sequence[Tensor],
-    ) -> tuple[Tensor, Sequence[Tensor]]:
+        self, w: Weights, x: Tensor, view: View, call: Carried | None, caches: Caches
+    ) -> tuple[Tensor, Caches]:
         """Return the residual stream behind a layer, and its caches after the call."""
-        spec, layer = self.spec, self._weights.below(f"model.layers.{index}")
+        spec = self.spec
         if spec.delta is not None:
-            return qwen3_5.advance(spec, layer, x, view, call, caches, self._profile)
+            return qwen3_5.advance(spec, w, x, view, call, caches)
         if call is not None:
-            u = ops.rms_norm(x, layer("input_layernorm.weight"), spec.rms_norm_eps)
-            mixed, caches = short_conv.mix(layer.below("conv"), u, call, caches)
-            x = x + mixed
-            return x + self._mlp(layer, x), caches
-        keys, values = caches
+            return short_conv.advance(spec, w, x, call, caches)
         if spec.gemma4 is not None:
-            x, keys, values = gemma4.advance(
-                spec, spec.gemma4, layer, x, view, mask, keys, values, self._profile
-            )
-        elif spec.muse is not None:
-            x, keys, values = muse_glimmer.advance(
-                spec, spec.muse, layer, x, view, mask, keys, values, self._profile
-            )
-        else:
-            attended, keys, values = self._attention(layer, x, view, mask, keys, values)
-            x = x + attended
-            x = x + self._mlp(layer, x)
-        return x, (keys, values)
+            return gemma4.advance(spec, w, x, view, caches)
+        if spec.muse is not None:
+            return muse_glimmer.advance(spec, spec.muse, w, x, view, caches)
+        return qwen3.advance(spec, w, x, view, caches)
+
+    def final_norm(self, rows: Tensor) -> Tensor:
+        """Return rows [S, H] of the residual stream, normed, in float32."""
+        norm = ops.rms_norm if self.spec.delta is None else ops.offset_norm
+        return norm(rows, self._weights.below("norm"), self.spec.rms_norm_eps)
 
     def _logits(self, rows: Tensor) -> Tensor:
         """Return the logits [S, V] float32 behind rows [S, H] of the residual stream."""
-        spec, w = self.spec, self._weights
-        norm = ops.rms_norm if spec.delta is None else ops.offset_norm
-        hidden = norm(rows, w("model.norm.weight"), spec.rms_norm_eps)
-        head = w.get("lm_head.weight")  # quantised, a shared one is stored apart from its table
-        logits = ops.linear(
-            hidden, w("model.embed_tokens.weight") if head is None else head
-        ).float()
+        hidden = self.final_norm(rows)
+        head = self._root.below("lm_head")
+        table = self._weights.below("embed_tokens")  # quantised, a shared one has a head beside it
+        logits = ops.linear(hidden, table if head.get("weight") is None else head, path=head.path)
+        with head.inside():
+            return head.name(self._capped(logits.float()), names.OUTPUT)
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        spec = self.spec
         if spec.muse is not None:
             logits = logits * spec.muse.output_multiplier
         capped = spec.gemma4 or spec.muse
         cap = None if capped is None else capped.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _of_layers(self, caches: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    def _of_layers(self, caches: Sequence[Tensor]) -> list[Caches]:
         """Return the caches of each layer: keys and values, or its states."""
         found, start = [], 0
         for kind in kinds_of_layers(self.spec):
             count = NUM_STATES[kind] if isinstance(kind, str) else 2
-            found.append(caches[start : start + count])
+            found.append(tuple(caches[start : start + count]))
             start += count
         return found
 
-    def _capacity(self, caches: Sequence[Sequence[Tensor]]) -> int:
+    def _capacity(self, caches: Sequence[Caches]) -> int:
         """Return the rows of a cache; 1 where no layer has one."""
         sizes = [
             own[0].shape[2]
@@ -166,62 +156,27 @@ class Decoder(nn.Module):
         ]
         return sizes[0] if sizes else 1
 
-    def _views(
-        self, rows: int, context_length: Tensor, capacity: int
-    ) -> tuple[dict[int | None, View], dict[int | None, Tensor]]:
-        """Return the call as layers of each window see it, and the masks of sliding ones."""
+    def _views(self, rows: int, context_length: Tensor, capacity: int) -> dict[int | None, View]:
+        """Return the call as layers of each window see it."""
         positions = torch.arange(rows, device=context_length.device) + context_length
-        valid = context_length + rows
+        valid = names.name(context_length + rows, "valid")
         angles: dict[str, tuple[Tensor, Tensor]] = {}
         views: dict[int | None, View] = {}
-        masks: dict[int | None, Tensor] = {}
         for window in dict.fromkeys(self.spec.windows):
             embedding, prefix = rope_of(self.spec, window)
             if prefix not in angles:
-                angles[prefix] = rope.rows(embedding, self._weights, positions, valid, prefix)
-            views[window] = View(context_length, valid, rows, positions, *angles[prefix], {})
-            if window is not None:
-                rule = LayerSpec(is_causal=True, window=window)
-                masks[window] = mask_of(rule, positions, capacity)
-        return views, masks
-
-    def _attention(
-        self,
-        layer: Weights,
-        x: Tensor,
-        view: View,
-        mask: Tensor | None,
-        keys: Tensor,
-        values: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        spec, w, eps = self.spec, layer.below("self_attn"), self.spec.rms_norm_eps
-        u = ops.rms_norm(x, layer("input_layernorm.weight"), eps)
-        heads = {}
-        for name, count in (
-            ("q", spec.num_heads),
-            ("k", spec.num_kv_heads),
-            ("v", spec.num_kv_heads),
-        ):
-            rows = ops.linear(u, w(f"{name}_proj.weight"), w.get(f"{name}_proj.bias"))
-            heads[name] = rows.reshape(1, -1, count, spec.head_dim)
-        rotated = {}
-        interleaved = spec.rope.layout.value == "interleaved"
-        for name in ("q", "k"):
-            part = heads[name]
-            if spec.qk_norm:
-                part = ops.rms_norm(part, w(f"{name}_norm.weight"), eps)
-            part = part.float().transpose(1, 2)  # [1, N or G, R, D]
-            rotated[name] = ops.rotate(
-                part, view.cos, view.sin, interleaved=interleaved, profile=self._profile
-            ).to(keys.dtype)
-        keys = ops.write_cache(keys, rotated["k"], view.start, self._profile)
-        new_values = heads["v"].to(values.dtype).transpose(1, 2)
-        values = ops.write_cache(values, new_values, view.start, self._profile)
-        scale = spec.head_dim**-0.5
-        out = attended(view, mask, rotated["q"], keys, values, self._profile, scale=scale)
-        out = ops.linear_to_residual(out, w("o_proj.weight"), w.get("o_proj.bias"))
-        return out, keys, values
-
-    def _mlp(self, layer: Weights, x: Tensor) -> Tensor:
-        u = ops.rms_norm(x, layer("post_attention_layernorm.weight"), self.spec.rms_norm_eps)
-        return gated_mlp(u, layer.below("mlp"), self.spec.activation)
+                angles[prefix] = rope.rows(embedding, self._root, positions, valid, prefix)
+            cos, sin = angles[prefix]
+            rule = LayerSpec(is_causal=True, window=window)
+            views[window] = View(
+                start=context_length,
+                valid=valid,
+                num_queries=None,
+                cos=cos,
+                sin=sin,
+                interleaved=embedding.layout is RopeLayout.INTERLEAVED,
+                mask=None if window is None else mask_of(rule, positions, capacity),
+                is_causal=True,
+                profile=self._profile,
+            )
+        return views

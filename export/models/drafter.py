@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftrt.export.models import gemma4, heads, ops, qwen3, rope
-from draftrt.export.models.attention import View, mask_of, needs_mask
+from draftrt.export.models.attention import Caches, View, mask_of, needs_mask
 from draftrt.export.models.heads import DraftRows, Noise, to_target_ids
 from draftrt.export.models.signature import SAMPLED_INPUTS, output_names
 from draftrt.export.models.weights import Root, Weights, register
-from draftrt.spec import Backbone, DrafterSpec, Family, Profile
+from draftrt.export.tracing import names
+from draftrt.spec import Backbone, DrafterSpec, Family, LayerSpec, Profile, RopeLayout
 
 
 class Drafter(nn.Module):
@@ -25,9 +25,6 @@ class Drafter(nn.Module):
         spec: what it computes.
         inputs: names of the inputs before the caches, in order.
         outputs: names of the outputs before the caches, in order.
-
-    With ``with_states`` the residual streams before, between and after the layers, [K, H] float32
-    each, come behind the caches.
     """
 
     inputs: tuple[str, ...] = ("anchor", "target_hidden", "context_length")
@@ -40,19 +37,12 @@ class Drafter(nn.Module):
         *,
         profile: Profile = Profile.FIXED,
         extra_outputs: tuple[str, ...] = (),
-        with_states: bool = False,
     ) -> None:
         super().__init__()
         self.spec = spec
-        self._with_states = with_states
         self.outputs = output_names(spec, extra_outputs, is_sampled=self.is_sampled)
         self._profile = profile
         self._weights = register(self, tensors)
-        layer = BACKBONES[spec.backbone].layer
-        self._layers = [
-            layer(spec, rule, self._weights.below(f"layers.{index}"), profile)
-            for index, rule in enumerate(spec.layers)
-        ]
 
     def forward(
         self, anchor: Tensor, target_hidden: Tensor, context_length: Tensor, *caches: Tensor
@@ -81,18 +71,21 @@ class Drafter(nn.Module):
         caches: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
         spec, w = self.spec, self._weights
-        view = self._view(target_hidden.shape[1], context_length, caches[0].shape[2])
-        context = ops.linear(target_hidden[0], w("fc.weight")).float()
-        context = ops.rms_norm(context, w("hidden_norm.weight"), spec.rms_norm_eps)
+        context = ops.linear(target_hidden[0], w.below("fc")).float()
+        context = ops.rms_norm(context, w.below("hidden_norm"), spec.rms_norm_eps)
+        views = self._views(context, context_length, caches[0].shape[2])
         x = self._embed(anchor)
         written: list[Tensor] = []
-        states = [x]
-        for layer, keys, values in zip(self._layers, caches[::2], caches[1::2], strict=True):
-            x, keys, values = layer(x, context, view, keys, values)
-            written += (keys, values)
-            states.append(x)
-        hidden = ops.rms_norm(x, w("norm.weight"), spec.rms_norm_eps)
+        advance = BACKBONES[spec.backbone].advance
+        pairs = zip(spec.layers, caches[::2], caches[1::2], strict=True)
+        for index, (rule, *own) in enumerate(pairs):
+            with w.inside(f"layers.{index}") as layer:
+                x, after = advance(spec, layer, x, views[rule], tuple(own))
+                x = layer.name(x, names.OUTPUT)
+            written += after
+        hidden = ops.rms_norm(x, w.below("norm"), spec.rms_norm_eps)
         hidden = hidden[spec.block_size - spec.num_draft_tokens :]
+        hidden = names.name(hidden, names.HIDDEN)
         rows = DraftRows(anchor, hidden, self._logits(hidden), noise)
         named = FAMILIES[spec.family].propose(spec, w, rows)
         named["draft_ids"] = to_target_ids(spec, w, named["draft_vocab_ids"])
@@ -103,21 +96,38 @@ class Drafter(nn.Module):
         if "vocabulary_ids" in self.outputs:
             columns = torch.arange(rows.base_logits.shape[1], device=anchor.device)
             named["vocabulary_ids"] = to_target_ids(spec, w, columns)
-        outputs = (*(named[name][None] for name in self.outputs), *written)
-        return (*outputs, *states) if self._with_states else outputs
+        return (*(named[name][None] for name in self.outputs), *written)
 
-    def _view(self, new_rows: int, context_length: Tensor, capacity: int) -> View:
+    def _views(
+        self, context: Tensor, context_length: Tensor, capacity: int
+    ) -> dict[LayerSpec, View]:
+        """Return the call as layers of each visibility rule see it."""
         spec = self.spec
-        rows = new_rows + spec.block_size
+        rows = context.shape[0] + spec.block_size
         positions = torch.arange(rows, device=context_length.device) + context_length
-        valid = context_length + rows
-        cos, sin = rope.rows(spec.rope, self._weights, positions, valid)
-        masks = {
-            rule: mask_of(rule, positions[-spec.block_size :], capacity)
+        valid = names.name(context_length + rows, "valid")
+        cos, sin = self._angles(positions, valid)
+        return {
+            rule: View(
+                start=context_length,
+                valid=valid,
+                num_queries=spec.block_size,
+                cos=cos,
+                sin=sin,
+                interleaved=spec.rope.layout is RopeLayout.INTERLEAVED,
+                mask=mask_of(rule, positions[-spec.block_size :], capacity)
+                if needs_mask(rule)
+                else None,
+                is_causal=False,
+                profile=self._profile,
+                context=context,
+            )
             for rule in dict.fromkeys(spec.layers)
-            if needs_mask(rule)
         }
-        return View(context_length, valid, spec.block_size, positions, cos, sin, masks)
+
+    def _angles(self, positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of the context's rows and the block's."""
+        return rope.rows(self.spec.rope, self._weights, positions, valid)
 
     def _embed(self, anchor: Tensor) -> Tensor:
         """Embed the block [anchor, mask, mask, ...] as [K, H] float32."""
@@ -126,22 +136,27 @@ class Drafter(nn.Module):
             (spec.block_size - 1,), spec.mask_token_id, dtype=torch.int64, device=anchor.device
         )
         ids = torch.cat((anchor, filler))
-        if spec.mask_embedding:  # the mask id need not be in the table
-            is_mask = ids == spec.mask_token_id
-            ids = ids.masked_fill(is_mask, 0)
-            x = F.embedding(ids, w("embed_tokens.weight")).float()
-            x = torch.where(is_mask[:, None], w("mask_embedding"), x)
-        else:
-            x = F.embedding(ids, w("embed_tokens.weight")).float()
-        return x if spec.embedding_scale == 1.0 else x * spec.embedding_scale
+        with w.inside("embed_tokens") as table:
+            is_mask = ids == spec.mask_token_id if spec.mask_embedding else None
+            if is_mask is not None:  # the mask id need not be in the table
+                ids = ids.masked_fill(is_mask, 0)
+            x = F.embedding(ids, table("weight")).float()
+            if is_mask is not None:
+                x = torch.where(is_mask[:, None], w("mask_embedding"), x)
+            x = x if spec.embedding_scale == 1.0 else x * spec.embedding_scale
+            return table.name(x, names.OUTPUT, into=ids)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, V'] float32 of the rows that yield drafts."""
-        logits = ops.linear(hidden, self._weights("lm_head.weight")).float()
-        if self.spec.output_multiplier != 1.0:
-            logits = logits * self.spec.output_multiplier
-        cap = self.spec.final_logit_softcapping
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        spec, cap = self.spec, self.spec.final_logit_softcapping
+        head = self._weights.below("lm_head")
+        logits = ops.linear(hidden, head)
+        with head.inside():
+            logits = logits.float()
+            if spec.output_multiplier != 1.0:
+                logits = logits * spec.output_multiplier
+            logits = logits if cap is None else cap * torch.tanh(logits / cap)
+            return head.name(logits, names.OUTPUT)
 
 
 class SampledDrafter(Drafter):
@@ -190,7 +205,7 @@ class FamilyEntry:
 class BackboneEntry:
     """A backbone's layer; its tensors stand in `draftrt.export.models.shapes`."""
 
-    layer: Callable[..., Any]
+    advance: Callable[[DrafterSpec, Weights, Tensor, View, Caches], tuple[Tensor, Caches]]
 
 
 FAMILIES = {
@@ -199,6 +214,6 @@ FAMILIES = {
     Family.DSPARK: FamilyEntry(heads.propose_dspark),
 }
 BACKBONES = {
-    Backbone.QWEN3: BackboneEntry(qwen3.Qwen3Layer),
-    Backbone.GEMMA4: BackboneEntry(gemma4.Gemma4Layer),
+    Backbone.QWEN3: BackboneEntry(qwen3.advance),
+    Backbone.GEMMA4: BackboneEntry(gemma4.advance),
 }

@@ -20,11 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftrt.export.models import ops
 from draftrt.export.models.weights import Weights
+from draftrt.export.tracing import names
 from draftrt.spec import DrafterSpec, VocabMap
 
 
@@ -73,14 +73,14 @@ class DraftRows:
         if self.noise is not None:
             rows = self.noise.values[first : first + scores.shape[0]]
             scores = scores * self.noise.inverse_temperature + rows
-        return scores.argmax(dim=-1)
+        return names.name(scores.argmax(dim=-1), names.CHOICE, into=scores)
 
 
 def to_target_ids(spec: DrafterSpec, weights: Weights, draft_ids: Tensor) -> Tensor:
     """Map draft ids [n] int64 to the target's vocabulary."""
     if spec.vocab_map is VocabMap.IDENTITY:
         return draft_ids
-    mapped = weights("d2t").index_select(0, draft_ids)
+    mapped = names.name(weights("d2t").index_select(0, draft_ids), names.MAPPED, draft_ids)
     return mapped if spec.vocab_map is VocabMap.ABSOLUTE else draft_ids + mapped
 
 
@@ -104,11 +104,11 @@ def propose_dflash2(spec: DrafterSpec, weights: Weights, rows: DraftRows) -> dic
     assert spec.selector is not None
     w = weights.below("candidate_selector")
     scores, candidates = torch.topk(rows.base_logits, spec.selector.top_k, dim=-1)
-    projected = ops.linear(rows.hidden, w("hidden_projection.weight")).float()  # [n, r]
-    successors = F.embedding(candidates, w("successor_codebook.weight")).float()  # [n, k, r]
+    projected = ops.linear(rows.hidden, w.below("hidden_projection")).float()  # [n, r]
+    successors = ops.look_up(candidates, w.below("successor_codebook")).float()  # [n, k, r]
     previous, ids, seen = rows.anchor, [], []
     for row in range(spec.num_draft_tokens):
-        origin = F.embedding(previous, w("predecessor_codebook.weight")).float()  # [1, r]
+        origin = ops.look_up(previous, w.below("predecessor_codebook")).float()  # [1, r]
         query = origin * projected[row : row + 1]
         edges = (scores[row] + (successors[row] * query).sum(dim=-1))[None]  # [1, k]
         previous = candidates[row].gather(0, rows.choose(row, edges))
@@ -172,26 +172,22 @@ class MarkovSteps:
 
     def embed(self, token: Tensor) -> Tensor:
         """Return the embedding of the previous token [1], as [1, r] float32."""
-        return torch.nn.functional.embedding(token, self._weights("markov_w1.weight")).float()
+        return ops.look_up(token, self._weights.below("markov_w1")).float()
 
     def bias(self, hidden: Tensor, e: Tensor) -> Tensor:
         """Return the logit bias [1, V'] float32 for a row's hidden [1, H] and embedding [1, r]."""
         w = self._weights
         if self._type == "gated":
-            gate = ops.linear(
-                torch.cat((hidden, e), dim=-1), w("gate_proj.weight"), w("gate_proj.bias")
-            )
+            gate = ops.linear(torch.cat((hidden, e), dim=-1), w.below("gate_proj"))
             e = torch.sigmoid(gate.float()) * e
         elif self._type == "rnn":
             e = self._advance(hidden, e)
-        return ops.linear(e, w("markov_w2.weight")).float()
+        return ops.linear(e, w.below("markov_w2")).float()
 
     def _advance(self, hidden: Tensor, e: Tensor) -> Tensor:
         w = self._weights
         state = torch.zeros_like(e) if self._state is None else self._state
-        joint = ops.linear(
-            torch.cat((state, e, hidden), dim=-1), w("joint_proj.weight"), w("joint_proj.bias")
-        ).float()
+        joint = ops.linear(torch.cat((state, e, hidden), dim=-1), w.below("joint_proj")).float()
         gate, candidate, output = joint.chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         self._state = gate * state + (1 - gate) * torch.tanh(candidate)
@@ -207,4 +203,4 @@ def _confidence(
     if spec.confidence.with_markov and embedded is not None:
         features = torch.cat((hidden, embedded), dim=-1)
     w = weights.below("confidence_head.proj")
-    return torch.sigmoid(ops.linear(features, w("weight"), w.get("bias")).float())[:, 0]
+    return torch.sigmoid(ops.linear(features, w).float())[:, 0]

@@ -16,32 +16,43 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftrt.export.models.weights import Weights
+from draftrt.export.tracing import names
 from draftrt.export.tracing.recorder import current
 from draftrt.spec import Profile
 
 FP16_ROOM = 32.0  # the product of a weight row whose magnitudes sum to 2000 still fits
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def name(value: Tensor, called: str, into: Tensor | None = None) -> Tensor:
+    """Name a value of the module that computes now, and return it."""
+    return names.name(value, f"{names.current_path()}.{called}", into)
+
+
+def linear(x: Tensor, w: Weights, *, has_bias: bool = True, path: str = "") -> Tensor:
     """Return ``x @ weight.T + bias`` in the weight's dtype.
 
     Traced as ``Gemm(transB=1)``, so that weights keep their checkpoint layout and name.
 
     Args:
         x: [R, in], any float dtype.
-        weight: [out, in].
-        bias: [out] or None.
+        w: ``weight`` [out, in] and, where there is one, ``bias`` [out].
+        has_bias: False to leave a bias out.
+        path: the product's name, where it is not that of its weight.
     """
+    path = path or w.path
+    weight, bias = w("weight"), w.get("bias") if has_bias else None
     x = x.to(weight.dtype)
     recorder = current()
-    if recorder is None:
-        return F.linear(x, weight, bias)
-    inputs = (x, weight) if bias is None else (x, weight, bias)
-    shape = (x.shape[0], weight.shape[0])
-    return recorder.emit("Gemm", inputs, {"transB": 1}, dtype=x.dtype, shape=shape)
+    with names.inside(path):
+        if recorder is None:
+            return names.name(F.linear(x, weight, bias), path, x)
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        shape = (x.shape[0], weight.shape[0])
+        out = recorder.emit("Gemm", inputs, {"transB": 1}, dtype=x.dtype, shape=shape)
+        return names.name(out, path, x)
 
 
-def linear_to_residual(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_to_residual(x: Tensor, w: Weights) -> Tensor:
     """Return ``x @ weight.T + bias`` in float32, for rows that may be large.
 
     What a layer adds to its residual stream can exceed float16, whose largest number is 65504, in
@@ -51,26 +62,56 @@ def linear_to_residual(x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
     Args:
         x: [R, in], any float dtype.
-        weight: [out, in].
-        bias: [out] or None.
+        w: ``weight`` [out, in] and, where there is one, ``bias`` [out].
     """
-    if weight.dtype is not torch.float16:
-        return linear(x, weight, bias).float()
-    x = x.float()
+    if w("weight").dtype is not torch.float16:
+        return linear(x, w).float()
+    x, bias = x.float(), w.get("bias")
     factor = (x.abs().amax(dim=-1, keepdim=True) / FP16_ROOM).clamp_min(1.0)
-    out = linear(x / factor, weight).float() * factor
+    out = linear(x / factor, w, has_bias=False).float() * factor
     return out if bias is None else out + bias.float()
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def rms_norm(x: Tensor, w: Weights, eps: float) -> Tensor:
     """Return the root-mean-square norm of the last axis in float32, times ``weight``."""
-    scale = None if weight is None else weight.float()
-    return F.rms_norm(x.float(), (x.shape[-1],), scale, eps)
+    return _normed(x, w, eps, w("weight").float())
 
 
-def offset_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def offset_norm(x: Tensor, w: Weights, eps: float) -> Tensor:
     """Return the root-mean-square norm in float32, times one plus ``weight``."""
-    return rms_norm(x, 1 + weight.float(), eps)
+    with w.inside():
+        return _normed(x, w, eps, 1 + w("weight").float())
+
+
+def bare_norm(x: Tensor, w: Weights, eps: float, scale: Tensor | None = None) -> Tensor:
+    """Return the root-mean-square norm in float32 of a module without weights.
+
+    Args:
+        x: [..., D], any float dtype.
+        w: the module; gives the name.
+        eps: added to the mean of the squares.
+        scale: [D] float32, a constant factor.
+    """
+    return _normed(x, w, eps, scale)
+
+
+def _normed(x: Tensor, w: Weights, eps: float, scale: Tensor | None) -> Tensor:
+    with w.inside():
+        x = x.float()
+        return w.name(F.rms_norm(x, (x.shape[-1],), scale, eps), into=x)
+
+
+def look_up(ids: Tensor, w: Weights, name: str = "weight", *, called: str = "") -> Tensor:
+    """Return the rows [n, D] of a table, in its dtype.
+
+    Args:
+        ids: [n] int64.
+        w: the module with the table.
+        name: of the table.
+        called: name of the rows, below the module's path; empty for what the module returns.
+    """
+    with w.inside():
+        return w.name(F.embedding(ids, w(name)), called, into=ids)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, profile: Profile) -> Tensor:
@@ -202,6 +243,12 @@ def attend_plainly(
     return (weights @ values).reshape(1, heads, rows, dim)
 
 
+def heads(x: Tensor, w: Weights, dim: int) -> Tensor:
+    """Return the rows of a projection by heads of ``dim`` elements, [1, R, heads, dim]."""
+    out = linear(x, w)
+    return out.reshape(1, -1, out.shape[1] // dim, dim)
+
+
 def _softmax_beside(scores: Tensor, sinks: Tensor) -> Tensor:
     """Softmax over scores [1, N, R, L] and one more logit a head, sinks [N], which is left out.
 
@@ -221,10 +268,10 @@ def gated_mlp(u: Tensor, w: Weights, activation: str) -> Tensor:
         w: ``gate_proj``, ``up_proj`` and ``down_proj``, each with a bias or without.
         activation: named as in transformers.
     """
-    gate = linear(u, w("gate_proj.weight"), w.get("gate_proj.bias")).float()
-    up = linear(u, w("up_proj.weight"), w.get("up_proj.bias")).float()
-    inner = ACTIVATIONS[activation](gate) * up
-    return linear_to_residual(inner, w("down_proj.weight"), w.get("down_proj.bias"))
+    with w.inside():
+        gate = linear(u, w.below("gate_proj")).float()
+        up = linear(u, w.below("up_proj")).float()
+        return linear_to_residual(ACTIVATIONS[activation](gate) * up, w.below("down_proj"))
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

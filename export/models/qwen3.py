@@ -1,17 +1,13 @@
-"""The Qwen3-flavoured decoder layer of a drafter, and DFlash2's convolution around its parts.
+"""The Qwen3-flavoured decoder layer, of a drafter and of a target, and DFlash2's convolution.
 
-The Qwen3-flavoured decoder layer of a drafter: forward over explicit caches.
+Pre-norm residual block. In a drafter keys and values are projected once over context and block
+together, the queries from the block alone; a target has no context. The residual stream stays in
+float32: a block has few rows, and 16-bit residuals overflow on real features.
 
-Pre-norm residual block; keys and values are projected once over context and block together, the
-queries from the block alone. The residual stream stays in float32: a block has few rows, and
-16-bit residuals overflow on real features.
-
-DFlash2's grouped dynamic causal convolution around attention and MLP.
-
-With u the sublayer's normed input, the coefficients of tap t at row i are
-``base[side, t, c] + D[i, side, t, c // g]`` where ``D = kernel_projection(u)``; side 0 acts on the
-sublayer's input, side 1 on its output. Taps reach back along the block and never past its start
-(DFlash2 release notes, "dynamic convolution").
+DFlash2's grouped dynamic causal convolution stands around attention and MLP. With u the sublayer's
+normed input, the coefficients of tap t at row i are ``base[side, t, c] + D[i, side, t, c // g]``
+where ``D = kernel_projection(u)``; side 0 acts on the sublayer's input, side 1 on its output. Taps
+reach back along the block and never past its start (DFlash2 release notes, "dynamic convolution").
 """
 
 from __future__ import annotations
@@ -20,93 +16,72 @@ import torch
 from torch import Tensor
 
 from draftrt.export.models import ops
-from draftrt.export.models.attention import View, attend_with_cache
+from draftrt.export.models.attention import Caches, View, attend_with_cache
 from draftrt.export.models.ops import gated_mlp
 from draftrt.export.models.weights import Weights
-from draftrt.spec import DrafterSpec, LayerSpec, Profile
+from draftrt.spec import ConvSpec, DecoderSpec, DrafterSpec
 
 
-class Qwen3Layer:
-    """One decoder layer over explicit caches."""
+def advance(
+    spec: DrafterSpec | DecoderSpec, w: Weights, x: Tensor, view: View, caches: Caches
+) -> tuple[Tensor, Caches]:
+    """Advance the residual stream through one layer.
 
-    def __init__(
-        self, spec: DrafterSpec, rule: LayerSpec, weights: Weights, profile: Profile
-    ) -> None:
-        self._spec = spec
-        self._rule = rule
-        self._weights = weights
-        self._profile = profile
+    Args:
+        spec: the model.
+        w: the layer's weights.
+        x: [R, H] float32, residual stream of the rows that ask.
+        view: the call; its context is not normed by this layer.
+        caches: keys and values.
 
-    def __call__(
-        self, x: Tensor, context: Tensor, view: View, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Advance the block through the layer.
-
-        Args:
-            x: [K, H] float32, residual stream of the block.
-            context: [T, H] float32, fused context of the new rows (not normed by this layer).
-            view: positions, angles and masks of this call.
-            keys: [1, G, L, D] cache.
-            values: [1, G, L, D] cache.
-
-        Returns:
-            The residual stream [K, H] and both caches with this call's rows written.
-        """
-        w, eps = self._weights, self._spec.rms_norm_eps
-        u = ops.rms_norm(x, w("input_layernorm.weight"), eps)
-        attention_kernels = kernels(self._spec, w.below("attention_conv"), u)
-        inner = convolve(u, attention_kernels, side=0)
-        attended, keys, values = self._attention(inner, context, view, keys, values)
-        x = x + convolve(attended, attention_kernels, side=1)
-        u = ops.rms_norm(x, w("post_attention_layernorm.weight"), eps)
-        mlp_kernels = kernels(self._spec, w.below("mlp_conv"), u)
-        x = x + convolve(self._mlp(convolve(u, mlp_kernels, side=0)), mlp_kernels, side=1)
-        return x, keys, values
-
-    def _attention(
-        self, u: Tensor, context: Tensor, view: View, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        spec, w = self._spec, self._weights.below("self_attn")
-        eps = spec.rms_norm_eps
-        both = torch.cat((context, u))  # [T + K, H]
-        query = ops.linear(u, w("q_proj.weight"), w.get("q_proj.bias"))
-        key = ops.linear(both, w("k_proj.weight"), w.get("k_proj.bias"))
-        value = ops.linear(both, w("v_proj.weight"), w.get("v_proj.bias"))
-        query = query.reshape(1, -1, spec.num_heads, spec.head_dim)  # [1, K, N, D]
-        key = key.reshape(1, -1, spec.num_kv_heads, spec.head_dim)  # [1, T + K, G, D]
-        value = value.reshape(1, -1, spec.num_kv_heads, spec.head_dim)
-        if spec.attention_value_scale != 1.0:
-            value = value * spec.attention_value_scale
-        query = ops.rms_norm(query, w("q_norm.weight"), eps).transpose(1, 2)
-        key = ops.rms_norm(key, w("k_norm.weight"), eps).transpose(1, 2)
-        attended, keys, values = attend_with_cache(
-            spec,
-            self._rule,
-            self._profile,
-            view,
-            query,
-            key,
-            value.transpose(1, 2),
-            keys,
-            values,
-            sinks=w.get("attention_sink_bias"),
-        )
-        out = ops.linear_to_residual(attended, w("o_proj.weight"), w.get("o_proj.bias"))
-        return out, keys, values
-
-    def _mlp(self, u: Tensor) -> Tensor:
-        return gated_mlp(u, self._weights.below("mlp"), self._spec.activation)
+    Returns:
+        The residual stream [R, H] and both caches with this call's rows written.
+    """
+    eps, conv = spec.rms_norm_eps, spec.conv if isinstance(spec, DrafterSpec) else None
+    u = ops.rms_norm(x, w.below("input_layernorm"), eps)
+    around = kernels(conv, w.below("attention_conv"), u)
+    mixed, caches = attention(spec, w, convolve(u, around, side=0), view, caches)
+    x = x + convolve(mixed, around, side=1)
+    u = ops.rms_norm(x, w.below("post_attention_layernorm"), eps)
+    around = kernels(conv, w.below("mlp_conv"), u)
+    mixed = gated_mlp(convolve(u, around, side=0), w.below("mlp"), spec.activation)
+    return x + convolve(mixed, around, side=1), caches
 
 
-def kernels(spec: DrafterSpec, weights: Weights, u: Tensor) -> Tensor | None:
+def attention(
+    spec: DrafterSpec | DecoderSpec, layer: Weights, u: Tensor, view: View, caches: Caches
+) -> tuple[Tensor, Caches]:
+    """Return what the attention adds to the residual stream, [R, H] float32, and both caches."""
+    dim = spec.head_dim
+    if isinstance(spec, DrafterSpec):
+        has_norms, factor, scale = True, spec.attention_value_scale, spec.attention_scale
+    else:
+        has_norms, factor, scale = spec.qk_norm, 1.0, dim**-0.5
+    with layer.inside("self_attn") as w:
+        rows = view.rows(u)
+        query = ops.heads(u, w.below("q_proj"), dim)  # [1, K, N, D]
+        key = ops.heads(rows, w.below("k_proj"), dim)  # [1, T + K, G, D]
+        value = ops.heads(rows, w.below("v_proj"), dim)
+        if factor != 1.0:
+            value = value * factor
+        if has_norms:
+            query = ops.rms_norm(query, w.below("q_norm"), spec.rms_norm_eps)
+            key = ops.rms_norm(key, w.below("k_norm"), spec.rms_norm_eps)
+        sinks = w.get("attention_sink_bias")
+        out, caches = attend_with_cache(view, query, key, value, caches, scale=scale, sinks=sinks)
+        return ops.linear_to_residual(out, w.below("o_proj")), caches
+
+
+def kernels(conv: ConvSpec | None, w: Weights, u: Tensor) -> Tensor | None:
     """Return the coefficients [K, 2, taps, H] float32 for u [K, H]; None without a convolution."""
-    if spec.conv is None:
+    if conv is None:
         return None
-    taps, group = spec.conv.kernel_size, spec.conv.group_size
+    taps, group = conv.kernel_size, conv.group_size
     rows, hidden = u.shape
-    dynamic = ops.linear(u, weights("kernel_projection.weight")).float()
-    dynamic = dynamic.reshape(rows, 2, taps, hidden // group, 1).expand(-1, -1, -1, -1, group)
-    return weights("base_kernel") + dynamic.reshape(rows, 2, taps, hidden)
+    with w.inside():
+        dynamic = ops.linear(u, w.below("kernel_projection")).float()
+        dynamic = dynamic.reshape(rows, 2, taps, hidden // group, 1).expand(-1, -1, -1, -1, group)
+        return w("base_kernel") + dynamic.reshape(rows, 2, taps, hidden)
 
 
 def convolve(x: Tensor, coefficients: Tensor | None, *, side: int) -> Tensor:

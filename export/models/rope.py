@@ -16,6 +16,7 @@ from torch import Tensor
 
 from draftrt.errors import UnsupportedError
 from draftrt.export.config.keys import ROPE_TYPES
+from draftrt.export.models import ops
 from draftrt.export.models.shapes import PREFIX
 from draftrt.export.models.weights import Weights
 from draftrt.spec import RopeSpec
@@ -151,8 +152,8 @@ def rows(
     of = weights.below(prefix)
     if rope.type == "dynamic":
         return _dynamic_rows(rope, of("inv_freq"), positions, length)
-    cos = F.embedding(positions, of("cos"))[None]
-    sin = F.embedding(positions, of("sin"))[None]
+    cos = ops.look_up(positions, of, "cos", called="cos.rows")[None]
+    sin = ops.look_up(positions, of, "sin", called="sin.rows")[None]
     if rope.type == "longrope":
         beyond = length > (rope.original_max_position_embeddings or rope.max_position_embeddings)
         cos = torch.where(beyond, F.embedding(positions, of("cos_long"))[None], cos)

@@ -1,4 +1,4 @@
-"""Named weights inside a module, reached by their checkpoint names.
+"""Named weights inside a module, reached by their checkpoint names, and what it names after them.
 
 A module that is traced holds placeholders without storage; one that computes holds real tensors.
 Which it is, the module itself cannot tell; nor whether they are read only when it asks.
@@ -6,11 +6,14 @@ Which it is, the module itself cannot tell; nor whether they are read only when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+from draftrt.export.tracing import names
 
 
 class Root(Protocol):
@@ -41,6 +44,28 @@ class Weights:
     def below(self, prefix: str) -> Weights:
         """Return the tensors below a longer prefix."""
         return Weights(self._root, f"{self._prefix}{prefix}.")
+
+    @property
+    def path(self) -> str:
+        """The path of the module whose weights these are."""
+        return self._prefix.removesuffix(".")
+
+    @contextmanager
+    def inside(self, prefix: str = "") -> Iterator[Weights]:
+        """Give the tensors below a longer prefix; what is computed meanwhile is that module's."""
+        own = self.below(prefix) if prefix else self
+        with names.inside(own.path):
+            yield own
+
+    def name(self, value: Tensor, name: str = "", into: Tensor | None = None) -> Tensor:
+        """Name what this module computes, and return it.
+
+        Args:
+            value: the tensor.
+            name: below the module's path; empty for what the module itself returns.
+            into: what the module computes it from.
+        """
+        return names.name(value, self._prefix + name if name else self.path, into)
 
 
 def register(root: nn.Module, tensors: Mapping[str, Tensor] | Root) -> Weights:

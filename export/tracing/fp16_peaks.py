@@ -1,7 +1,8 @@
 """Watches a PyTorch module: every float16 tensor it makes, with the largest magnitude it held.
 
 Watches operators, so nothing that a graph traced from the module holds in float16 is left out. A
-point is named after the weight last met on the way to it and the operator that made it.
+point is named after the module with weights that computes it, or that the values come from, and the
+operator that made it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
+
+from draftrt.export.tracing.names import current_path
 
 INPUTS = "inputs"
 NAMES = {  # operators of ATen in the words of this project
@@ -36,14 +39,14 @@ class Fp16Peaks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Record the module's own float16 weights, and remember all names."""
+        """Record the module's own float16 weights, and remember whose they are."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.largest: dict[str, float] = {}
-        self._weights: dict[int, str] = {}
+        self._modules: set[str] = set()
         self._origins: Any = WeakIdKeyDictionary()
         for name, weight in module.named_parameters():
             short = name.removesuffix(".weight")
-            self._weights[weight.untyped_storage().data_ptr()] = short
+            self._modules.add(short)
             self._note(f"{short} · weight", weight.detach())
 
     def __torch_dispatch__(
@@ -51,10 +54,9 @@ class Fp16Peaks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operator, name what it made and record it."""
         out = func(*args, **(kwargs or {}))
-        inputs = _tensors((args, kwargs or {}))
+        inputs, path = _tensors((args, kwargs or {})), current_path()
         held = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        weights = [self._weights[place] for place in held if place in self._weights]
-        origin = weights[0] if weights else self._inherited(inputs)
+        origin = path if path in self._modules else self._inherited(inputs)
         verb = func.overloadpacket.__name__
         for tensor in _tensors(out):
             self._origins[tensor] = origin

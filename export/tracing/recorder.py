@@ -5,11 +5,15 @@ Inside `Recorder` every PyTorch function goes through a table of ONNX forms
 depends on no input becomes a constant. Weights are examples too, of one element repeated, and
 whatever would read many of them is not computed. Open sizes are numbers that occur nowhere else;
 handed to a module, they remember where they come from and refuse to be compared.
+
+A node is named after the module that computes (`draftrt.export.tracing.names`). What a layer
+computes from nothing of its own is no layer's, and all of them share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,6 +22,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from draftrt.dtypes import BY_NAME
 from draftrt.errors import ExportError
+from draftrt.export.tracing.names import Named, Watch, current_path, heard_by, is_of_a_layer
 
 LONGEST_COUNT = 256
 SPARED: Mapping[str, Callable[..., Sequence[int]]] = {
@@ -48,6 +53,7 @@ class Recorder(TorchFunctionMode):
         nodes: what was recorded, in order.
         constants: name to content.
         values: name to example of every value of the graph.
+        titles: recorded name to the name that the module gives a value.
     """
 
     def __init__(self, opset: int, forms: Mapping[str, Form]) -> None:
@@ -62,16 +68,21 @@ class Recorder(TorchFunctionMode):
         self._seen: dict[object, tuple[str, ...]] = {}
         self._sizes: dict[int, Callable[[], str]] = {}
         self._counts: dict[str, int] = {}
+        self._inputs: set[str] = set()
+        self.titles: dict[str, str] = {}
+        self._heard = ExitStack()
 
     def __enter__(self) -> Recorder:
         """Begin to record."""
         _current.append(self)
+        self._heard.enter_context(heard_by(Watch(self._title)))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """End the recording."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._heard.close()
         _current.pop()
 
     def __torch_function__(
@@ -111,6 +122,7 @@ class Recorder(TorchFunctionMode):
     def input(self, name: str, tensor: Tensor, open_axes: Sequence[int] = ()) -> Tensor:
         """Make an example an input or a weight of the graph."""
         self.bind(tensor, name)
+        self._inputs.add(name)
         for axis in open_axes:
             self.open_size(tensor, axis)
         return tensor
@@ -193,7 +205,8 @@ class Recorder(TorchFunctionMode):
 
         key = (op, tuple(inputs), str(sorted(attributes.items())), count)
         if key not in self._seen:
-            outputs = tuple(self._new(op) for _ in range(count))
+            path = self._path(op, inputs)
+            outputs = tuple(self._new(op, path) for _ in range(count))
             self.nodes.append(
                 onnx.helper.make_node(op, list(inputs), list(outputs), outputs[0], **attributes)
             )
@@ -227,9 +240,23 @@ class Recorder(TorchFunctionMode):
     def _is_open(self, item: Any) -> bool:
         return isinstance(item, Size) or (isinstance(item, Tensor) and id(item) in self._names)
 
-    def _new(self, op: str) -> str:
-        count = self._counts[op] = self._counts.get(op, -1) + 1
-        return f"{op}_{count}"
+    def _title(self, name: Named, value: Tensor, into: Tensor | None) -> None:
+        """Give a value the name that the module has for it; one that is named already keeps it."""
+        recorded = self._names.get(id(value))
+        if recorded is not None and recorded not in self._inputs:
+            self.titles.setdefault(recorded, str(name))
+
+    def _path(self, op: str, inputs: Sequence[str]) -> str:
+        """Return whose a node is; a size is one number, whichever layer's cache it is read from."""
+        path = current_path()
+        is_size = op == "Shape" and inputs[0] in self._inputs
+        of_layers = (is_of_a_layer(self.titles.get(name, name)) for name in inputs)
+        return path if not is_of_a_layer(path + ".") or (any(of_layers) and not is_size) else ""
+
+    def _new(self, op: str, path: str = "") -> str:
+        kind = f"{path}.{op}" if path else op
+        count = self._counts[kind] = self._counts.get(kind, -1) + 1
+        return f"{kind}_{count}"
 
 
 def onnx_type(dtype: torch.dtype) -> int:

@@ -19,17 +19,14 @@ LARGEST_CONSTANT = 1 << 20
 EXAMPLES = (211, 307, 401, 503, 601, 701, 809, 907, 1009, 1103, 1201)  # of open sizes
 
 
-def trace(
-    module: nn.Module, signature: Signature, profile: Profile, states: tuple[str, ...] = ()
-) -> Any:
+def trace(module: nn.Module, signature: Signature, profile: Profile) -> Any:
     """Trace ``module`` over inputs of the signature's shapes.
 
     Args:
-        module: takes the inputs in order, returns the outputs in order, then the states; its
-            weights hold no contents worth reading.
+        module: takes the inputs in order, returns the outputs in order; its weights hold no
+            contents worth reading.
         signature: inputs, outputs and ranges of the symbolic sizes.
         profile: operators allowed; decides the opset.
-        states: names of the states.
 
     Returns:
         An ``onnx.ModelProto`` whose nodes call weights by the module's parameter names; the
@@ -51,7 +48,7 @@ def trace(
         inputs.append(recorder.input(tensor.name, example, axes))
     with torch.no_grad(), recorder:
         outputs = module(*inputs)
-    names = [*signature.output_names(), *states]
+    names = signature.output_names()
     if len(outputs) != len(names):
         raise ExportError(f"the module returned {len(outputs)} values, expected {names}")
     symbols = {size: name for name, size in open_sizes.items()}
@@ -87,14 +84,16 @@ def _model(
 ) -> Any:
     from onnx import ModelProto, helper
 
-    renamed: dict[str, str] = {}
+    outer: dict[str, str] = {}
     for name, tensor in zip(names, outputs, strict=True):
         value = recorder.name(tensor)
-        if value in renamed or value not in {out for node in recorder.nodes for out in node.output}:
+        if value in outer or value not in {out for node in recorder.nodes for out in node.output}:
             value = recorder.copy(value)
-        renamed[value] = name
-    nodes = used_nodes(recorder.nodes, set(renamed))
+        outer[value] = name
+    nodes = used_nodes(recorder.nodes, set(outer))
+    renamed = recorder.titles | outer
     for node in nodes:
+        node.name = recorder.titles.get(node.output[0], node.output[0])
         node.input[:] = [renamed.get(name, name) for name in node.input]
         node.output[:] = [renamed.get(name, name) for name in node.output]
     read = {name for node in nodes for name in node.input}
@@ -112,14 +111,19 @@ def _model(
         known = [None if isinstance(s, int) and recorder.is_open(s) else s for s in sizes]
         return helper.make_tensor_value_info(name, onnx_type(tensor.dtype), known)
 
-    made = {name for node in nodes for name in node.output} - set(names)
+    made = {name: key for key, name in renamed.items()}
+    inner = [name for node in nodes for name in node.output if name not in set(names)]
     graph = helper.make_graph(
         nodes,
         "draftrt",
         [info(name, recorder.values[name]) for name in inputs],
         [info(name, tensor) for name, tensor in zip(names, outputs, strict=True)],
         constants,
-        value_info=[info(name, recorder.values[name]) for name in made if name in recorder.values],
+        value_info=[
+            info(name, recorder.values[made.get(name, name)])
+            for name in inner
+            if made.get(name, name) in recorder.values
+        ],
     )
     model: ModelProto = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", recorder.opset)], producer_name="draftrt"

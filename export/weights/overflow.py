@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from draftrt.errors import ExportError
 from draftrt.export.tracing.fp16_peaks import Fp16Peaks
-from draftrt.export.weights.tensors import WEIGHT
+from draftrt.export.tracing.names import LAYER
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 WAY_OUT = {
@@ -82,7 +82,7 @@ def overflow_in(
         return None
     name = watch.name
     if layer is not None:
-        name = WEIGHT.sub(lambda match: f"{match[1]}{layer}.", name)
+        name = LAYER.sub(lambda match: f"{match[1]}{layer}.", name)
     return overflow(name, watch.got, where=where)
 
 

@@ -8,7 +8,6 @@ file of a bundle, so they cannot disagree. Nothing here loads PyTorch before a c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -262,9 +261,6 @@ def quantised_bytes(
         count = rows if scheme is not Scheme.INT4 else rows * (width // block_of(name, width))
         total += bytes_of(rows * width, scheme) + count * tensor.itemsize
     return total
-
-
-WEIGHT = re.compile(r"^((?:model\.)?layers\.)(\d+)\.")
 
 
 INT4_OPSET = 21  # the first with blocks and 4-bit integers

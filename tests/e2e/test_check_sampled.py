@@ -221,16 +221,16 @@ WEIGHTS = {
 LAYER = "layer 2 is not layer 0 over weights of its own: "
 STRUCTURES = {
     "another layer's weight": (edit(other_weight), r"of layer 2 uses values inside layers \[0\]"),
-    "another weight": (edit(other_weight_of_the_same_layer), f"{LAYER}Mul layers.2."),
+    "another weight": (edit(other_weight_of_the_same_layer), f"{LAYER}Gemm layers.2.mlp.up_proj"),
     "an attribute": (edit(other_layout), "layer 3 is not layer 1 .*: RotaryEmbedding layers.3."),
     "an epsilon": (edit(other_epsilon), f"{LAYER}RMSNormalization layers.2."),
     "a constant": (edit(other_constant), f"{LAYER}Reshape layers.2."),
-    "another layer's state": (edit(other_state), r"uses values inside layers \[2\]|layer 2 is not"),
+    "another layer's state": (edit(other_state), r"of layer 3 uses values inside layers \[1\]"),
     "another layer's cache": (edit(other_cache), r"uses values inside layers \[1\]"),
     "the other cache": (edit(other_half_of_its_cache), f"{LAYER}TensorScatter layers.2."),
     "what it returns": (edit(swapped_outputs), f"{LAYER}"),
     "a full layer's mask": (edit(other_mask), "layer 3 is not layer 1 .*: Attention layers.3."),
-    "the head's state": (edit(early_head), "layer 3 is not layer 1"),
+    "the head's state": (edit(early_head), r"of no layer uses values inside layers \[2\]"),
 }
 COMPUTED = {
     "what sliding layers see": (edit(sliding_alike), r"layer [02] of 4.*differ at context length"),
@@ -312,7 +312,11 @@ def test_a_target_is_checked_by_samples_and_its_features_by_their_places(folder:
     )
     for checked, change, says in (
         (check, features, "features are made of"),
-        (check, target_layer, "layer 4 is not layer 0 over weights of its own: Mul layers.4."),
+        (
+            check,
+            target_layer,
+            "layer 4 is not layer 0 over weights of its own: Gemm model.layers.4.mlp.up_proj",
+        ),
         (check, late_choice, choice),
         (check_whole, late_choice, choice),
     ):

@@ -28,7 +28,7 @@ from tests.toys.toys import write_drafter, write_target
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.parity, pytest.mark.xdist_group("bisect")]
 KINDS = (Kind.ZLAB_DFLASH, Kind.ZLAB_DFLASH2, Kind.DEEPSPEC_DSPARK, Kind.DEEPSPEC_GEMMA4)
-WAY = ("self_attn.q_proj", "self_attn.q_norm", "rotated queries")
+WAY = ("self_attn.q_proj", "self_attn.q_norm", "self_attn.query")
 
 
 @dataclass(frozen=True)

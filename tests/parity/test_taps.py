@@ -58,7 +58,7 @@ def test_taps_are_what_an_export_with_these_outputs_gives(name: str, tmp_path: P
         folder.mkdir()
         options = ExportOptions(max_context=CONTEXT, extra_outputs=extra)
         entry = write_draft_graph(loaded, folder, options, lambda line: None)
-        model, names = add_taps(folder / entry.file, loaded.spec)
+        model, names = add_taps(folder / entry.file)
         assert names == (("hidden", "base_logits") if kind == "plain" else ())
         found[kind] = run(model, folder, loaded)
     plain, whole = found["plain"], found["whole"]
@@ -77,6 +77,6 @@ def test_a_graph_without_the_weights_gets_no_taps(tmp_path: Path) -> None:
     graph = onnx.helper.make_graph([node], "g", values[:1], values[1:])
     path = tmp_path / "graph.onnx"
     onnx.save(onnx.helper.make_model(graph), str(path))
-    model, names = add_taps(path, load("zlab-dflash").spec)
+    model, names = add_taps(path)
     assert names == ()
     assert onnx.load_from_string(model).graph == onnx.load(str(path)).graph

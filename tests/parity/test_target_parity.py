@@ -96,7 +96,7 @@ def other_epsilon(graph: Any) -> None:
 
 def other_features(graph: Any) -> None:
     node = next(one for one in graph.node if one.name == "features.concat")
-    node.input[0] = "layers.0.output"
+    node.input[0] = "model.layers.0.output"
 
 
 def negated(graph: Any) -> None:
@@ -108,7 +108,7 @@ def negated(graph: Any) -> None:
     [
         (other_weight, "reads model.layers.1.self_attn.k_proj.weight, expected"),
         (other_epsilon, "has epsilon 0.5, expected 1e-06"),
-        (other_features, "reads layers.0.output, expected layers.1.output"),
+        (other_features, "reads model.layers.0.output, expected model.layers.1.output"),
         (negated, "is there and should not be"),
     ],
 )

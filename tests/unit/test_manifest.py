@@ -119,7 +119,7 @@ def refused(folder: Path, content: object) -> BundleError:
     return refusal.value
 
 
-@pytest.mark.parametrize("version", [1, VERSION + 1], ids=["older", "newer"])
+@pytest.mark.parametrize("version", [1, 2, VERSION + 1])
 def test_a_bundle_of_another_version_has_to_be_exported_again(version: int, folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps({**edited(folder), "version": version}))
     says = f"got format ('draftrt-bundle', {version}), expected ('draftrt-bundle', {VERSION})"

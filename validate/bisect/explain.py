@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftrt.export.graph.edit import attributes_of
+from draftrt.export.tracing.names import MASK
 from draftrt.spec import DrafterSpec
 from draftrt.validate.bisect.gaps import Gap
-from draftrt.validate.bisect.graph import MOVES
-from draftrt.validate.bisect.module import INTO, KEYS, MASK, OUT, QUERY, RecordedPlace
+from draftrt.validate.bisect.module import CACHES, INTO, QUERIES, RecordedPlace
 from draftrt.validate.bisect.rounds import ReferenceRound
 from draftrt.validate.compare.checkpoint import factor_of
 
@@ -21,15 +21,19 @@ if TYPE_CHECKING:
     from draftrt.export.graph.differences import NodeDifference
 
 FLOAT16 = 10  # onnx.TensorProto.FLOAT16
+MOVES = ("Transpose", "Reshape", "Cast", "Unsqueeze", "Squeeze", "Expand", "Identity", "Flatten")
 CARRIES = (*MOVES, "Slice", "Concat", "Tile", "Shape", "Gather", "Range")
 USUAL = (
-    ("cached keys", "RoPE layout, theta or positions of the keys, or the row they are written to"),
-    ("cached values", "the value projection, or the row it is written to"),
-    ("rotated queries", "RoPE layout (neox or interleaved), theta or positions of the block"),
+    ("self_attn.keys", "RoPE layout, theta or positions of the keys, or the row they are written "
+     "to"),
+    ("self_attn.values", "the value projection, or the row it is written to"),
+    ("self_attn.query", "RoPE layout (neox or interleaved), theta or positions of the block"),
+    ("self_attn.attention", "attention: scale, grouping of the heads, sinks, or its mask"),
     ("mask", "sliding window, its edge, causality, or the number of valid rows"),
+    ("valid", "the number of valid rows"),
     ("choice", "two scores nearly equal, or logits that differ"),
     ("rope.", "theta, scaling rule or positions"),
-    ("fc.weight", "taps in another order, other layers, or a damaged fusion weight; in 16 bits, "
+    ("fc", "taps in another order, other layers, or a damaged fusion weight; in 16 bits, "
      "features above 65504"),
     ("hidden_norm", "a missing norm, another epsilon, or normed features"),
     ("embed_tokens", "the mask token id, another embedding table, or the anchor"),
@@ -43,7 +47,7 @@ USUAL = (
     ("input_layernorm", "the residual behind the layer before: a lost addition, embedding scale, "
      "or 16-bit overflow"),
     ("mlp.", "activation, gate and up projection exchanged, or 16-bit overflow"),
-    ("norm.weight", "epsilon or weight of a norm"),
+    ("norm", "epsilon or weight of a norm"),
     ("lm_head", "another LM head, padded rows, multiplier or soft cap"),
     ("markov_head", "the token that conditions a draft: taken one draft off, or not mapped by d2t"),
     ("candidate_selector", "candidates in another order, or the codebooks exchanged"),
@@ -110,7 +114,7 @@ def explain(seen: Evidence) -> Told:
         *_blocks(seen),
         *_factor(seen),
     ]
-    label = seen.lost[-1] if seen.lost else seen.place.name
+    label = seen.lost[-1] if seen.lost else seen.place.path
     usual = next((text for key, text in USUAL if key in label), "an operator or weight before it")
     node, op = _culprit(seen)
     return Told(node=node, op=op, sentences=tuple(dict.fromkeys(sentences)), usual=usual)
@@ -189,7 +193,7 @@ def _elsewhere(seen: Evidence) -> Iterator[str]:
 
 
 def _told(place: RecordedPlace) -> str:
-    return f"{place}" if place.side else f"as {place}"
+    return f"at {place}"
 
 
 def _equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
@@ -200,8 +204,8 @@ def _equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _mask(seen: Evidence) -> Iterator[str]:
-    got, want = seen.gap.got, seen.gap.want
-    if seen.place.name != MASK or got.shape != want.shape or not got.any():
+    got, want = (side.reshape(-1, side.shape[-1]) for side in (seen.gap.got, seen.gap.want))
+    if seen.place.path != MASK or got.shape != want.shape or not got.any():
         return
     ends = [(row.argmax(), len(row) - 1 - row[::-1].argmax()) for row in got]
     expected = [(row.argmax(), len(row) - 1 - row[::-1].argmax()) for row in want]
@@ -220,17 +224,18 @@ def _off(by: int, which: str) -> str:
 
 def _rotation(seen: Evidence) -> Iterator[str]:
     """Rotate the reference's normed rows in other ways and look whether one is the graph's."""
-    if seen.place.name not in (QUERY, KEYS) or seen.gap.got.shape != seen.gap.want.shape:
+    keys = CACHES[0]
+    if seen.place.step not in (QUERIES, keys) or seen.gap.got.shape != seen.gap.want.shape:
         return
-    values, layer = seen.round.values, seen.place.number
-    norm = "q_norm" if seen.place.name == QUERY else "k_norm"
-    rows = values.get(RecordedPlace(f"layers.{layer}.self_attn.{norm}.weight", 0, OUT))
-    cos, sin = (values.get(RecordedPlace(f"rope.{name}", 0, OUT)) for name in ("cos", "sin"))
+    values, layer = seen.round.values, seen.place.layer
+    norm = "q_norm" if seen.place.step == QUERIES else "k_norm"
+    rows = values.get(RecordedPlace(f"layers.{layer}.self_attn.{norm}"))
+    cos, sin = (values.get(RecordedPlace(f"rope.{name}.rows")) for name in ("cos", "sin"))
     if rows is None or cos is None or sin is None:
         return
     x = rows[0].transpose(1, 0, 2)  # [heads, R, D]
     got = seen.gap.got.reshape(-1, seen.gap.got.shape[-2], x.shape[2])
-    got = got[:, -x.shape[1] :] if seen.place.name == KEYS else got.reshape(x.shape)
+    got = got[:, -x.shape[1] :] if seen.place.step == keys else got.reshape(x.shape)
     is_interleaved = seen.spec.rope.layout.value == "interleaved"
     names = {False: "neox: (i, i + d/2)", True: "interleaved: (2i, 2i + 1)"}
     for shift in (0, -1, 1):
@@ -270,7 +275,7 @@ def rotated(
 def _blocks(seen: Evidence) -> Iterator[str]:
     """Find features whose taps were concatenated in another order."""
     got, want, taps = seen.gap.got, seen.gap.want, len(seen.spec.target_layer_ids)
-    if seen.place != RecordedPlace("fc.weight", 0, INTO) or got.shape != want.shape or taps < 2:
+    if seen.place != RecordedPlace("fc", 0, INTO) or got.shape != want.shape or taps < 2:
         return
     have, wish = np.split(got, taps, axis=1), np.split(want, taps, axis=1)
     order = [next((j for j, b in enumerate(wish) if _equal(b, a)), -1) for a in have]

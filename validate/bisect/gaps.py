@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftrt.export.tracing.names import CHOICE
 from draftrt.tolerances import Limit
-from draftrt.validate.bisect.graph import Value
-from draftrt.validate.bisect.module import CHOICE, INTO, KEYS, MASK, OUT, VALUES, RecordedPlace
+from draftrt.validate.bisect.module import CACHES, INTO, OUT, RecordedPlace
 from draftrt.validate.bisect.rounds import ReferenceRound
 
-CANDIDATES = RecordedPlace("candidate_selector.successor_codebook.weight", 0, INTO)
+CANDIDATES = RecordedPlace("candidate_selector.successor_codebook", 0, INTO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,32 +55,24 @@ class Gap:
 
 def gap_at(
     place: RecordedPlace,
-    value: Value,
     one: ReferenceRound,
     got: NDArray[Any],
     limit: Limit,
     *,
     number: int,
-    scale: float,
 ) -> Gap:
     """Compare the value of a place in one round.
 
     Args:
         place: where.
-        value: how the graph has it.
         one: the reference's round.
         got: the graph's array.
         limit: what floating-point numbers may differ by.
         number: of the round.
-        scale: factor on the attention scores.
     """
     want = one.values[place]
-    if place.name in (KEYS, VALUES):
+    if place.step in CACHES:
         want, got = want[:, :, : one.valid], got[:, :, : one.valid]
-    if place.name == MASK:
-        want, got = visible(want, one.valid), _mask(value, got, want, one.valid)
-    if value.is_scaled:
-        got = got.astype(np.float32) / scale
     if got.dtype.kind == "f":
         got = got.astype(np.float32)
     if want.size == got.size and want.shape != got.shape:
@@ -93,12 +85,6 @@ def gap_at(
     return _compared(want, got, limit, number)
 
 
-def visible(mask: NDArray[Any], valid: int) -> NDArray[np.bool_]:
-    """Return who sees whom among the rows in use, [R, valid] bool, of a mask [1, 1, R, L]."""
-    rows: NDArray[np.bool_] = mask.reshape(-1, mask.shape[-1])[:, :valid].astype(np.bool_)
-    return rows
-
-
 def is_tie(
     place: RecordedPlace, values: Mapping[RecordedPlace, NDArray[Any]], gap: Gap, limit: Limit
 ) -> bool:
@@ -108,8 +94,8 @@ def is_tie(
     is not looked at any more.
     """
     if place == CANDIDATES:
-        source = RecordedPlace("lm_head.weight", 0, OUT)
-    elif place.name == CHOICE and place.side == OUT:
+        source = RecordedPlace("lm_head", 0, OUT)
+    elif place.path == CHOICE and place.side == OUT:
         source = RecordedPlace(CHOICE, place.number, INTO)
     else:
         return False
@@ -124,21 +110,6 @@ def is_tie(
         if (np.abs(row[want] - row[got]) > near).any():
             return False
     return True
-
-
-def _mask(value: Value, got: NDArray[Any], want: NDArray[Any], valid: int) -> NDArray[np.bool_]:
-    """Return a graph's mask in the form of the reference's, one row a query or one for all."""
-    rows = want.reshape(-1, want.shape[-1]).shape[0]
-    if value.is_count:
-        return np.broadcast_to(np.arange(valid) < int(got.ravel()[0]), (rows, valid))
-    seen = visible(got, valid)
-    if value.is_hidden:
-        seen = ~seen
-    if rows == 1 and (seen == seen[:1]).all():
-        return seen[:1]
-    tiles = seen.reshape(-1, rows, valid) if len(seen) % rows == 0 else seen[None]
-    is_tiled = (tiles == tiles[:1]).all() if len(tiles) else False
-    return tiles[0] if is_tiled else seen
 
 
 def _compared(want: NDArray[Any], got: NDArray[Any], limit: Limit, number: int) -> Gap:

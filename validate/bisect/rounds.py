@@ -76,9 +76,9 @@ def reference_rounds(
             caches = empty_caches(module.spec, precision, rows)
         held = dict(zip(past, caches, strict=True))
         inputs = {name: feeds[name] for name in module.inputs}
-        with watched(module) as values:
+        with watched() as values:
             out = call_module(module, inputs | held, (*module.outputs, *present))
-        values |= {RecordedPlace(name, 0): to_numpy(out[name]) for name in module.outputs}
+        values |= {RecordedPlace(name): to_numpy(out[name]) for name in module.outputs}
         found.append(
             ReferenceRound(
                 feeds={**feeds, **{name: cache.numpy() for name, cache in held.items()}},

@@ -16,8 +16,8 @@ from draftrt.spec import DrafterSpec, Precision
 from draftrt.tolerances import Limit, limit_of
 from draftrt.validate.bisect.explain import Evidence, explain
 from draftrt.validate.bisect.gaps import Gap, gap_at, is_tie
-from draftrt.validate.bisect.graph import Graph, Value
-from draftrt.validate.bisect.module import INTO, KEYS, VALUES, RecordedPlace
+from draftrt.validate.bisect.graph import Graph
+from draftrt.validate.bisect.module import CACHES, INTO, RecordedPlace
 from draftrt.validate.bisect.rounds import Arrays, MarkedGraph, ReferenceRound
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Search:
         precision: element type of the graph.
         edits: nodes that are not as the facts give them.
         places: those that reference and graph both show, in the reference's order.
-        values: where in the graph they are.
+        values: their names in the graph.
         marked: runs the graph.
     """
 
@@ -84,14 +84,14 @@ class Search:
     spec: DrafterSpec
     precision: Precision
     edits: Sequence[NodeDifference] = ()
-    values: Mapping[RecordedPlace, Value] = field(init=False)
+    values: Mapping[RecordedPlace, str] = field(init=False)
     places: list[RecordedPlace] = field(init=False)
     marked: MarkedGraph = field(init=False)
 
     def __post_init__(self) -> None:
         """Match the places."""
-        self.values = self.graph.values()
-        self.places = [place for place in self.rounds[0].values if place in self.values]
+        self.values = self.graph.values(self.rounds[0].values)
+        self.places = list(self.values)
         self.marked = MarkedGraph(self.graph)
 
     def first(self) -> Divergence | None:
@@ -109,16 +109,16 @@ class Search:
 
     def _is_coarse(self, place: RecordedPlace) -> bool:
         """Whether a place is looked at in the first session: all outside the layers, and a few."""
-        is_start = place.name.endswith("input_layernorm.weight") and place.side == INTO
-        return place.layer is None or is_start or place.name in (KEYS, VALUES)
+        is_start = place.step == "input_layernorm" and place.side == INTO
+        return place.layer is None or is_start or place.step in CACHES
 
     def _is_passed(self, place: RecordedPlace) -> bool:
         """Whether all that comes behind a coarse place depends on it alone, caches do not count."""
-        return place.name not in (KEYS, VALUES)
+        return place.step not in CACHES
 
     def gaps_at(self, indices: Sequence[int]) -> dict[int, Gap]:
         """Fetch places in one session; return for each the worst gap over the rounds."""
-        names = [self.values[self.places[i]].name for i in indices]
+        names = [self.values[self.places[i]] for i in indices]
         runs = self.marked.run(names, self.rounds)
         worst: dict[int, Gap] = {}
         for number, (one, got) in enumerate(zip(self.rounds, runs, strict=True)):
@@ -131,16 +131,7 @@ class Search:
         return {i: worst.get(i, Gap.none()) for i in indices}
 
     def _gap(self, place: RecordedPlace, one: ReferenceRound, got: Arrays, number: int) -> Gap:
-        value = self.values[place]
-        return gap_at(
-            place,
-            value,
-            one,
-            got[value.name],
-            self._limit(),
-            number=number,
-            scale=self.spec.attention_scale,
-        )
+        return gap_at(place, one, got[self.values[place]], self._limit(), number=number)
 
     def _limit(self) -> Limit:
         return limit_of(BACKEND, self.precision, "hidden")
@@ -148,16 +139,12 @@ class Search:
     def _describe(self, bad: int, gaps: Mapping[int, Gap]) -> Divergence:
         place, gap = self.places[bad], gaps[bad]
         one = self.rounds[gap.round]
-        known = {self.values[earlier].name for earlier in self.places[:bad]}
-        name = self.values[place].name
+        known = {self.values[earlier] for earlier in self.places[:bad]}
+        name = self.values[place]
         nodes = self.graph.between(name, known - {name})
+        entered = self.graph.entering(place) if place.side == INTO else None
         order = list(one.values)
-        reached = order[: order.index(place) + 1]
-        lost = [
-            p.name
-            for p in reached
-            if p.side and p not in self.values and not self.graph.reads(p.name)
-        ]
+        lost = self._lost(order[: order.index(place) + 1])
         told = explain(
             Evidence(
                 place=place,
@@ -165,7 +152,7 @@ class Search:
                 round=one,
                 spec=self.spec,
                 nodes=nodes,
-                readers=self.graph.meeting(place, name),
+                readers=[] if entered is None else [entered[0]],
                 upstream=self.graph.between(name, ()),
                 lost=tuple(lost),
                 edits=self.edits,
@@ -187,3 +174,11 @@ class Search:
             usual=told.usual,
             lost=tuple(dict.fromkeys(lost)),
         )
+
+    def _lost(self, reached: Sequence[RecordedPlace]) -> list[str]:
+        """Return the weights that the reference has used by then and no node of the graph reads."""
+        from draftrt.export.models.shapes import table_shapes, tensor_shapes
+
+        weights = {*tensor_shapes(self.spec), *table_shapes(self.spec.rope, 1)}
+        used = (name for place in reached for name in place.weights if place not in self.values)
+        return [name for name in used if name in weights and not self.graph.reads(name)]

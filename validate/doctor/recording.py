@@ -205,11 +205,8 @@ class ModuleStates:
         """Norm hidden states; see `States.final_norm`."""
         import torch
 
-        from draftrt.export.models.ops import rms_norm
-
-        weight = self._module.get_parameter("model.norm.weight")
         with torch.no_grad():
-            normed = rms_norm(torch.from_numpy(rows), weight, self._module.spec.rms_norm_eps)
+            normed = self._module.final_norm(torch.from_numpy(rows))
         array: NDArray[np.float32] = normed.numpy()
         return array
 

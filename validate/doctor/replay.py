@@ -8,7 +8,6 @@ of its own that holds the whole context so far.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -111,7 +110,6 @@ def build_module(suspect: Suspect, weights: Mapping[str, Tensor], rows: int) -> 
     import torch
 
     from draftrt.export.models import rope
-    from draftrt.export.models.attention import View
     from draftrt.export.models.drafter import Drafter
 
     spec, shift = suspect.spec, suspect.shift
@@ -124,15 +122,8 @@ def build_module(suspect: Suspect, weights: Mapping[str, Tensor], rows: int) -> 
     class Shifted(Drafter):
         """The drafter with its block moved against the context; who sees whom is unchanged."""
 
-        def _view(self, new_rows: int, context_length: Tensor, capacity: int) -> View:
-            view = super()._view(new_rows, context_length, capacity)
-            block = view.positions[-view.num_queries :] + shift
-            cos, sin = rope.rows(spec.rope, self._weights, block, view.valid)
-            context = view.cos.shape[1] - view.num_queries
-            return replace(
-                view,
-                cos=torch.cat((view.cos[:, :context], cos), dim=1),
-                sin=torch.cat((view.sin[:, :context], sin), dim=1),
-            )
+        def _angles(self, positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+            context, block = positions[: -spec.block_size], positions[-spec.block_size :]
+            return super()._angles(torch.cat((context, block + shift)), valid)
 
     return Shifted(spec, tensors)

@@ -110,7 +110,7 @@ def reference_of(bundle: Bundle, backend: str) -> ReferenceRounds:
 def _tapped(path: Path, spec: DrafterSpec, entry: GraphEntry) -> Subject:
     from draftrt.export.models.signature import draft_signature
 
-    content, names = add_taps(path, spec)
+    content, names = add_taps(path)
     signature = run_signature(entry)
     whole = draft_signature(spec, entry.precision, entry.max_context, names)
     taps = tuple(tensor for tensor in whole.outputs if tensor.name in names)

@@ -11,85 +11,55 @@ import torch
 from torch import Tensor
 
 from draftrt.export.models import ops
-from draftrt.export.models.attention import View, attended
+from draftrt.export.models.attention import Caches, View, attend_with_cache
 from draftrt.export.models.ops import gated_mlp
 from draftrt.export.models.weights import Weights
-from draftrt.spec import DecoderSpec, MuseSpec, Profile
+from draftrt.spec import DecoderSpec, MuseSpec
 
 
 def advance(
-    spec: DecoderSpec,
-    facts: MuseSpec,
-    layer: Weights,
-    x: Tensor,
-    view: View,
-    mask: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    profile: Profile,
-) -> tuple[Tensor, Tensor, Tensor]:
+    spec: DecoderSpec, facts: MuseSpec, w: Weights, x: Tensor, view: View, caches: Caches
+) -> tuple[Tensor, Caches]:
     """Advance the residual stream through one layer.
 
     Args:
         spec: the decoder.
         facts: its Muse facts.
-        layer: the layer's weights.
+        w: the layer's weights.
         x: [R, H] float32.
         view: the call.
-        mask: [1, 1, R, L] bool of a sliding layer; None for a full one.
-        keys: [1, G, L, D].
-        values: as ``keys``.
-        profile: operators allowed when traced.
+        caches: keys and values.
 
     Returns:
         The residual stream, and both caches with R rows written.
     """
 
     def norm(name: str, rows: Tensor, eps: float) -> Tensor:
-        return ops.offset_norm(rows, layer(f"{name}_layernorm.weight"), eps)
+        return ops.offset_norm(rows, w.below(f"{name}_layernorm"), eps)
 
     u = norm("input", x, spec.rms_norm_eps)
-    out, keys, values = _attention(
-        spec, facts, layer.below("self_attn"), u, view, mask, keys, values, profile
-    )
-    x = x + norm("post_attention", out, facts.post_norm_eps)
+    mixed, caches = _attention(spec, facts, w, u, view, caches)
+    x = x + norm("post_attention", mixed, facts.post_norm_eps)
     u = norm("pre_feedforward", x, spec.rms_norm_eps)
-    out = gated_mlp(u, layer.below("mlp"), spec.activation)
-    return x + norm("post_feedforward", out, facts.post_norm_eps), keys, values
+    mixed = gated_mlp(u, w.below("mlp"), spec.activation)
+    return x + norm("post_feedforward", mixed, facts.post_norm_eps), caches
 
 
 def _attention(
-    spec: DecoderSpec,
-    facts: MuseSpec,
-    w: Weights,
-    u: Tensor,
-    view: View,
-    mask: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    profile: Profile,
-) -> tuple[Tensor, Tensor, Tensor]:
-    turns = facts.full_has_rope if mask is None else facts.sliding_has_rope
-
-    def project(name: str, heads: int) -> Tensor:
-        rows = ops.linear(u, w(f"{name}_proj.weight"), w.get(f"{name}_proj.bias"))
-        return rows.reshape(1, -1, heads, spec.head_dim)
-
-    def turned(name: str, heads: int) -> Tensor:
-        normed = ops.rms_norm(project(name, heads), None, spec.rms_norm_eps).transpose(1, 2)
-        if turns:
-            normed = ops.rotate(normed, view.cos, view.sin, interleaved=False, profile=profile)
-        return normed.to(keys.dtype)
-
-    query = turned("q", spec.num_heads)
-    keys = ops.write_cache(keys, turned("k", spec.num_kv_heads), view.start, profile)
-    value = project("v", spec.num_kv_heads).to(values.dtype).transpose(1, 2)
-    values = ops.write_cache(values, value, view.start, profile)
-    scale = facts.query_scale * spec.head_dim**-0.5
-    out = attended(view, mask, query, keys, values, profile, scale=scale)
-    gate = torch.sigmoid(ops.linear(u, w("gate_proj.weight")).float())
-    return (
-        ops.linear_to_residual(out.float() * gate, w("o_proj.weight"), w.get("o_proj.bias")),
-        keys,
-        values,
-    )
+    spec: DecoderSpec, facts: MuseSpec, layer: Weights, u: Tensor, view: View, caches: Caches
+) -> tuple[Tensor, Caches]:
+    dim, eps = spec.head_dim, spec.rms_norm_eps
+    with layer.inside("self_attn") as w:
+        query = ops.bare_norm(ops.heads(u, w.below("q_proj"), dim), w.below("q_norm"), eps)
+        key = ops.bare_norm(ops.heads(u, w.below("k_proj"), dim), w.below("k_norm"), eps)
+        out, caches = attend_with_cache(
+            view,
+            query,
+            key,
+            ops.heads(u, w.below("v_proj"), dim),
+            caches,
+            scale=facts.query_scale * dim**-0.5,
+            has_angles=facts.full_has_rope if view.mask is None else facts.sliding_has_rope,
+        )
+        gate = torch.sigmoid(ops.linear(u, w.below("gate_proj")).float())
+        return ops.linear_to_residual(out.float() * gate, w.below("o_proj")), caches

@@ -8,10 +8,11 @@ import torch
 
 from draftrt.export.models import ops
 from draftrt.export.models.rope import inverse_frequencies, rows, table_tensors
-from draftrt.export.models.weights import register
+from draftrt.export.models.weights import Weights, register
 from draftrt.export.weights.quantize import quantize_rows
 from draftrt.quantization import Scheme
 from draftrt.spec import RopeLayout, RopeSpec
+from draftrt.validate.doctor.replay import Held
 from tests.parity.slow_rope import SlowRope
 
 
@@ -94,8 +95,10 @@ def test_int4_takes_the_best_of_the_four_published_scales_of_a_block() -> None:
 
 def test_a_row_far_below_float16s_largest_number_is_brought_down_before_its_product() -> None:
     x = torch.full((1, 2000), 40.0)  # 40 * 2000 is beyond 65504
-    out = ops.linear_to_residual(x, torch.ones(1, 2000, dtype=torch.float16))
+    weights = Held({"one.weight": torch.ones(1, 2000, dtype=torch.float16)})
+    out = ops.linear_to_residual(x, Weights(weights, "one."))
     assert float(out) == pytest.approx(80_000.0, rel=1e-3)
     small = torch.full((1, 8), 2.0**-3)  # what needs no room is left alone
     weight = torch.full((1, 8), 2.0**-20, dtype=torch.float16)
-    assert float(ops.linear_to_residual(small, weight)) == pytest.approx(8 * 2.0**-23, rel=0.1)
+    out = ops.linear_to_residual(small, Weights(Held({"weight": weight})))
+    assert float(out) == pytest.approx(8 * 2.0**-23, rel=0.1)
