@@ -193,9 +193,7 @@ def _lookup(node: Any, use: QuantizedUse) -> list[Any]:
             f"{use.name}.dequantize",
             axis=0,
         ),
-        onnx.helper.make_node(
-            "Gather", [wide, node.input[1]], list(node.output), node.name
-        ),
+        onnx.helper.make_node("Gather", [wide, node.input[1]], list(node.output), node.name),
     ]
 
 
