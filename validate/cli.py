@@ -10,6 +10,7 @@ import click
 from draftrt.validate.bisect.cli import bisect
 from draftrt.validate.parity.cli import parity, ranges
 from draftrt.validate.records.cli import golden, matrix, record, record_trajectories, trajectories
+from draftrt.validate.reuse.cli import reuse
 
 
 @click.group()
@@ -25,6 +26,7 @@ validate.add_command(parity)
 validate.add_command(trajectories)
 validate.add_command(bisect)
 validate.add_command(ranges)
+validate.add_command(reuse)
 validate.add_command(matrix)
 validate.add_command(record)
 validate.add_command(record_trajectories)

@@ -78,6 +78,17 @@ def candidates_differ(want: Arrays, got: Arrays, precision: Precision) -> str | 
     return None
 
 
+def is_tie(scores: NDArray[Any], token: int, precision: Precision) -> bool:
+    """Return whether a token's score is the best one but for what two computations may differ by.
+
+    Args:
+        scores: [V] float32 logits.
+        token: the choice in question.
+        precision: of the computation.
+    """
+    return bool(scores.max() - scores[token] <= _tie(scores, precision))
+
+
 def next_ids_differ(got: Arrays) -> str | None:
     """Return what is wrong with a target's ids [1, S]: each has the largest of its logits.
 

@@ -54,3 +54,10 @@ def test_turns_of_a_chat_equal_plain_decoding_and_the_publishers_ids(bundle: Pat
         plain = pair.generate(longer, options[30], speculate=False)
     assert first.stats.num_rounds < 30
     assert drafted.token_ids == plain.token_ids
+
+
+def test_prompts_behind_other_texts_have_the_ids_of_prompts_computed_whole(bundle: Path) -> None:
+    words = ("--cases", 5, "--longest", 16, "--max-tokens", 3, "--json")
+    found = json.loads(call("validate", "reuse", bundle, *words))
+    assert found["same"]
+    assert found["reused_tokens"] > found["prompt_tokens"] / 3

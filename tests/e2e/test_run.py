@@ -19,6 +19,7 @@ from draftrt.cli import group
 from draftrt.runtime.cli import explanation
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load
+from draftrt.runtime.targets.snapshots import common_length
 from draftrt.validate.records.trajectories import read_trajectories, replay
 
 pytest.importorskip("onnxruntime")
@@ -347,3 +348,38 @@ def test_recorded_trajectories_are_replayed_by_exported_graphs(
     again = run_cli(*line, *words)
     assert again.exit_code == 1
     assert "records are not replaced" in again.stderr
+
+
+SMALL = ("--cases", 8, "--longest", 24, "--max-tokens", 4)
+
+
+def test_prompts_behind_other_texts_have_the_ids_of_prompts_computed_whole(bundle: Path) -> None:
+    done = run_cli("validate", "reuse", bundle, *SMALL)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[1] == "29 prompts behind other texts: " + lines[1].partition(": ")[2]
+    reused, whole = map(int, re.findall(r"(\d+) of (\d+) tokens of prompts", lines[3])[0])
+    assert reused > whole / 2
+    assert re.fullmatch(r"first drafts the same behind (\d+) of \1 prompts", lines[4])
+    assert lines[5:] == ["same: every prompt has the ids that it has when it is computed whole"]
+
+
+@pytest.mark.parametrize("fault", ["ids", "drafts"])
+def test_a_reuse_of_the_wrong_tokens_is_found(
+    bundle: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_of(one: Sequence[int], other: Sequence[int]) -> int:
+        return min(len(one), len(other))
+
+    calls = iter(range(10**9))
+
+    def all_of_the_drafters(one: Sequence[int], other: Sequence[int]) -> int:
+        return all_of(one, other) if next(calls) % 2 else common_length(one, other)
+
+    # Whatever a prompt begins with, it is taken for the text before: by both, or by the drafter.
+    wrong = all_of if fault == "ids" else all_of_the_drafters
+    monkeypatch.setattr("draftrt.runtime.decoding.reuse.common_length", wrong)
+    words = () if fault == "ids" else ("--seed", 1)
+    done = run_cli("validate", "reuse", bundle, *SMALL, *words)
+    assert done.exit_code == 3, done.output
+    assert "DIFFERENT" in done.stdout

@@ -66,7 +66,7 @@ LADDERS = {
         "cli",
         "report",
         "records engine",
-        "parity bisect doctor bench capacity",
+        "parity bisect doctor bench capacity reuse",
         "compare rounds",
     ),
 }

@@ -58,6 +58,7 @@ WORDS = {
     "validate matrix": ["--draft", DRAFT, "--target", TARGET],
     "validate parity": ["{bundle}"],
     "validate ranges": ["{bundle}"],
+    "validate reuse": ["{bundle}", "--cases", "1", "--longest", "8", "--max-tokens", "1"],
     "validate record": [DRAFT, "--target", TARGET, "-o", "{out}"],
     "validate record-trajectories": [
         *[DRAFT, "--target", TARGET, "-o", "{out}", "--prompts", "{prompts}"],

@@ -312,6 +312,7 @@ def test_a_bundle_of_an_older_build_opens_and_lacks_are_told(bundle: Path) -> No
         ("report", "--no-parity", "-o", "/dev/null/x"),
         ("bench",),
         ("validate", "ranges"),
+        ("validate", "reuse"),
     ],
     ids=lambda words: " ".join(map(str, words[:2])),
 )

@@ -1,0 +1,1 @@
+"""`validate reuse`: prompts behind other texts have the ids of prompts computed whole."""
