@@ -63,12 +63,14 @@ def write_layers(
         features: values that are concatenated into the output ``features``, for a target.
 
     Raises:
-        ExportError: a layer uses a value that lies inside another one.
+        ExportError: a layer uses a value that lies inside another one, or what goes into the first
+            is not named `EMBEDDING`, by which other layers of its kind find their own.
     """
     import onnx
 
     graph = model.graph
     parts = graph_parts(graph)
+    _check_first(parts[0])
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
     for field in ("node", "value_info", "input", "output"):
@@ -112,6 +114,15 @@ def graph_parts(graph: Any) -> dict[int, list[Any]]:
         _check_inputs(node, owner, before=max(owners) if owner == HEAD else owner - 1)
         parts.setdefault(owner, []).append(node)
     return parts
+
+
+def _check_first(nodes: Sequence[Any]) -> None:
+    """Refuse a first layer whose input has another name: copies of the layer would read it too."""
+    if not any(name.endswith(EMBEDDING) for node in nodes for name in node.input):
+        raise ExportError(
+            f"layer 0 reads no value named {EMBEDDING}",
+            hint="a defect of draftrt, please report it",
+        )
 
 
 def _check_inputs(node: Any, owner: int, before: int) -> None:

@@ -98,7 +98,7 @@ class Decoder(nn.Module):
             if spec.gemma4 is not None:
                 x = x * spec.gemma4.embedding_scale
             if spec.muse is not None:
-                x = ops.bare_norm(x, w.below("norm"), spec.rms_norm_eps)
+                x = F.rms_norm(x, (x.shape[-1],), None, spec.rms_norm_eps)
             return w.name(x, names.OUTPUT, into=ids)
 
     def _advance(

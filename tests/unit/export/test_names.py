@@ -14,10 +14,13 @@ import onnx
 import pytest
 import torch
 
+from draftrt.errors import ExportError
 from draftrt.export.checkpoint.drafter import load_drafter
 from draftrt.export.checkpoint.tensors import ComputedRef, GraphTensor
+from draftrt.export.models.decoder import Decoder
 from draftrt.export.models.shapes import decoder_shapes, rope_of
 from draftrt.export.options import ExportOptions
+from draftrt.export.tracing import names as titles
 from draftrt.export.weights.tensors import draft_tensors, graph_dtype, rope_tensors
 from draftrt.export.write_graphs import record_draft, record_target, write_draft_graph
 from draftrt.spec import (
@@ -180,6 +183,22 @@ def test_a_targets_nodes_are_named_as_its_weights(name: str, profile: Profile) -
         check_names(graph, weights)
         values = {name for node in graph.node for name in node.output}
         assert {f"model.layers.{layer}.output" for layer in range(spec.num_layers)} <= values
+        layers = [node for node in graph.node if not node.name.startswith("features")]
+        read = {one for node in layers for one in node.input}
+        outputs = [f"model.layers.{layer}.output" for layer in range(spec.num_layers)]
+        assert {"model.embed_tokens.output", *outputs} <= read  # each layer reads the one before
+
+
+def test_a_first_layer_that_reads_a_value_of_another_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def embed(decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
+        table = decoder.get_parameter("model.embed_tokens.weight")
+        return titles.name(torch.nn.functional.embedding(ids, table), "model.other")
+
+    monkeypatch.setattr(Decoder, "_embed", embed)
+    with pytest.raises(ExportError, match=r"layer 0 reads no value named embed_tokens\.output"):
+        record_target(SLIDING, (), target_weights(SLIDING, Precision.FP32), ExportOptions(), ROWS)
 
 
 def test_layers_share_what_is_none_of_theirs() -> None:
