@@ -112,7 +112,7 @@ def kept_rows(
     elif form.base is not Base.NONE:
         is_shifted = codes.dtype == np.uint8  # else they lie around zero as they are
         if zeros is not None:
-            base = (middle * is_shifted - zeros).astype(np.float32)
+            base = middle * is_shifted - zeros.astype(np.float32)  # bytes would wrap around
         elif linear.minimums is not None:
             base = np.array(linear.minimums(start, stop), np.float32)
         codes = np.subtract(codes, np.uint8(middle)).view(np.int8) if is_shifted else codes

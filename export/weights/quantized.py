@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftrt.errors import ExportError
 from draftrt.export.checkpoint.quantized.linear import StoredRef
 from draftrt.export.checkpoint.tensors import GraphTensor, TensorRef, from_tensor
-from draftrt.export.weights.kept import kept_rows
+from draftrt.export.weights.kept import kept_rows, order_of
 from draftrt.export.weights.overflow import check_held
 from draftrt.export.weights.quantize import dequantize, quantize_rows
 from draftrt.export.weights.tensors import QuantizedUse, base_dtype
@@ -21,6 +22,7 @@ from draftrt.quantization import MIDDLE, Base, Scheme, block_of, bytes_of
 
 SLICE_ELEMENTS = 1 << 22
 WHOLE_BYTES = 48 << 20  # up to this a product's codes are put together before they are written
+CHECKED_ROWS = 16  # of each slice, compared with what the checkpoint's codes stand for
 Place = tuple[int, int]  # offset and bytes
 
 
@@ -85,7 +87,33 @@ def _slices(use: QuantizedUse) -> Iterator[tuple[int, Encoded]]:
     if rows % 2 and use.scheme is Scheme.INT4:
         step = rows
     for first in range(0, rows, step):
-        yield first, encoded(use.name, use.tensor, use.scheme, first, min(first + step, rows))
+        made = encoded(use.name, use.tensor, use.scheme, first, min(first + step, rows))
+        if use.tensor.kept is not None:
+            _check_kept(use, first, made)
+        yield first, made
+
+
+def _check_kept(use: QuantizedUse, first: int, made: Encoded) -> None:
+    """Compare the first rows of a slice with the checkpoint's own weights.
+
+    Raises:
+        ExportError: what the graph holds stands for other weights.
+    """
+    held = made.dequantized()[:CHECKED_ROWS]
+    source = use.tensor.source.rows(first, first + len(held))
+    assert isinstance(source, StoredRef)
+    order = order_of(source)
+    held = held if order is None else held[:, np.argsort(order)]
+    want = source.read().float()
+    added = 0.0 if made.base is None or made.kind is Base.ZEROS else float(made.base.abs().max())
+    room = 4 * torch.finfo(use.tensor.torch_dtype).eps * (float(want.abs().max()) + added)
+    gap = float((held - want).abs().max())
+    if not gap <= room:
+        raise ExportError(
+            f"{use.name}: codes and scales stand for weights that differ by {gap:.3g} from the "
+            f"checkpoint's, expected at most {room:.3g}",
+            hint="a defect of draftrt, please report it",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,26 @@ def test_a_graph_holds_the_checkpoints_own_codes(name: str, target: Path, tmp_pa
         assert run("validate", "parity", out).exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["the same with zero points", "nvfp4"])
+def test_codes_that_stand_for_other_weights_are_refused(
+    name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draftrt.export.weights.kept import kept_rows
+
+    def wrong(*arguments: Any) -> Any:
+        codes, scales, base = kept_rows(*arguments)
+        return codes, scales * 1.01, base
+
+    monkeypatch.setattr("draftrt.export.weights.quantized.kept_rows", wrong)
+    quantization, make, options, _ = ROWS[name]
+    quantised_target(target, tmp_path / "target", quantization, make)
+    out = tmp_path / "bundle"
+    done = run("export", "--target", tmp_path / "target", "-o", out, "--max-context", 32, *options)
+    assert done.exit_code == 1
+    assert "codes and scales stand for weights that differ by" in done.output
+    assert not out.exists()
+
+
 def test_the_codes_of_a_packed_checkpoint_are_those_of_the_graph(
     target: Path, tmp_path: Path
 ) -> None:
@@ -269,7 +289,7 @@ def test_sums_of_blocks_are_added_in_float32(precision: str, target: Path, tmp_p
     assert done.exit_code == 0, done.output
     graph = onnx.load(str(out / "target.onnx"), load_external_data=False).graph
     made = {node.output[0]: node for node in graph.node}
-    added = [node for node in graph.node if node.op_type == "Add" and node.name.endswith("_proj")]
+    added = [node for node in graph.node if node.op_type == "Add" and node.name.endswith(".sum")]
     assert len(added) == 42
     assert {made[name].op_type for node in added for name in node.input} == {"Cast", "MatMul"}
     sums = [node for node in graph.node if node.op_type == "ReduceSum"]
