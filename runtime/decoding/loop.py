@@ -278,7 +278,8 @@ class DecodeLoop:
         kept = [*proposal.token_ids[: outcome.num_accepted].tolist(), outcome.bonus]
         tokens, finish = _cut(kept, options, room, chooser.grammar)
         self._commit(now, tokens, rows)
-        draft_s, verify_s = drafted - restored, verified - before_verify
+        draft_s = 0.0 if self.drafter is None else drafted - restored
+        verify_s = verified - before_verify
         return Round(
             index=now.num_rounds,
             token_ids=tokens,

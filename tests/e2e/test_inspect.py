@@ -139,5 +139,5 @@ def test_what_is_no_folder_is_told_in_one_sentence(tmp_path: Path, target: Path)
             done = inspect(*words)
             assert done.exit_code == 1
             assert done.stderr.startswith(
-                f"Error: {place}: {what}\n  Hint: give a local checkpoint"
+                f"Error: {place}: {what}\n  Hint: give a checkpoint's folder"
             )

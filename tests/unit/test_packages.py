@@ -49,6 +49,7 @@ WORDS = {
     "plan": [DRAFT, "--target", TARGET],
     "build": ["{bundle}", "--sm", "86"],
     "run": ["{bundle}", "--prompt", "a", "--max-tokens", "8"],
+    "chat": ["{bundle}"],
     "bench": ["{bundle}", "--num-prompts", "1", "--max-tokens", "8"],
     "engine": [DRAFT, "--target", TARGET, "-o", "{out}", "--sm", "86"],
     "report": ["{bundle}", "-o", "{out}"],
@@ -68,7 +69,7 @@ WORDS = {
         *["--target", TARGET],
     ],
 }
-NEED_NONE = {"inspect", "plan", "verify"}
+NEED_NONE = {"inspect", "pairs", "plan", "verify"}
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,9 @@ def test_the_rows_threshold_is_applied_and_no_token_ends_the_text(
     pair = FakePair(told())
     replay(0, read_trajectories(write_rows([row]))[0], cast(Pair, pair), block_size=3)
     assert pair.asked == [
-        DecodeOptions(max_tokens=5, stop_ids=frozenset(), confidence_threshold=0.15)
+        DecodeOptions(
+            max_tokens=5, stop_ids=frozenset(), confidence_threshold=0.15, reuse_prefix=False
+        )
     ]
 
 
