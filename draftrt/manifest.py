@@ -164,17 +164,29 @@ class Costs:
 
     def verify(self, rows: int) -> float:
         """Return milliseconds of a target call, between measured rows by straight lines."""
-        known = sorted(self.verify_ms)
-        if rows in self.verify_ms or len(known) == 1:
-            return self.verify_ms.get(rows, self.verify_ms[known[0]])
-        upper = next((i for i, size in enumerate(known) if size > rows), len(known) - 1)
-        low, high = known[upper - 1], known[upper]
-        slope = (self.verify_ms[high] - self.verify_ms[low]) / (high - low)
-        return self.verify_ms[low] + slope * (rows - low)
+        return interpolated(self.verify_ms, rows)
 
     def rounds(self, num_drafts: int) -> tuple[float, ...]:
         """Return milliseconds of a round that verifies 0, 1, ... ``num_drafts`` drafts."""
         return tuple(self.draft_ms + self.verify(1 + count) for count in range(num_drafts + 1))
+
+
+def interpolated(times: Mapping[int, float], rows: int) -> float:
+    """Return the time of a call with so many rows, between known ones by straight lines.
+
+    Args:
+        times: rows to a time; at least one entry.
+        rows: of the call.
+    """
+    if rows in times:
+        return times[rows]
+    known = sorted(times)
+    if len(known) == 1:
+        return times[known[0]]
+    upper = next((at for at, size in enumerate(known) if size > rows), len(known) - 1)
+    upper = max(upper, 1)
+    low, high = known[upper - 1], known[upper]
+    return times[low] + (times[high] - times[low]) / (high - low) * (rows - low)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,9 +111,11 @@ def decode_options(function: F) -> F:
     @click.option(
         "--schedule",
         type=click.Choice(SCHEDULES),
-        default="all",
+        default="auto",
         show_default=True,
-        help="Verify all drafts, or as many as pay (needs draftrt bench --calibrate).",
+        help="auto: the drafts that pay by what rounds brought so far, the drafter's, some found "
+        "in the text, or none. all: every draft of the drafter. survival: as many as pay by their "
+        "confidences (needs draftrt bench --calibrate).",
     )
     @click.option(
         "--reuse-prefix/--no-reuse-prefix",

@@ -13,7 +13,7 @@ other. Knows no text and no model.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -23,7 +23,9 @@ from draftrt.manifest import Costs
 from draftrt.runtime.decoding.acceptance import Chooser
 from draftrt.runtime.decoding.drafter import DraftSession, check_feature_size
 from draftrt.runtime.decoding.grammar import GrammarMatcher
+from draftrt.runtime.decoding.lookup import TextIndex
 from draftrt.runtime.decoding.options import DecodeOptions
+from draftrt.runtime.decoding.pace import Pace
 from draftrt.runtime.decoding.proposal import (
     Proposal,
     check_confidence,
@@ -34,11 +36,37 @@ from draftrt.runtime.decoding.proposal import (
 )
 from draftrt.runtime.decoding.reuse import Committed, Holdings, Start
 from draftrt.runtime.decoding.schedule import survival_length
-from draftrt.runtime.decoding.stats import FinishReason, Round
+from draftrt.runtime.decoding.stats import FinishReason, Round, Source
 from draftrt.runtime.decoding.turns import ONE_TEXT, claim
 from draftrt.runtime.targets.base import Target, TargetRows
 
 NOTHING = Proposal(token_ids=np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The drafts of a round.
+
+    Attributes:
+        proposal: the drafts.
+        source: of them.
+        length: how many to verify at most, where the schedule chose; None elsewhere.
+        agreed: last tokens that stood in the text before, where it chose.
+    """
+
+    proposal: Proposal
+    source: Source
+    length: int | None = None
+    agreed: int = 0
+
+
+def paces(options: DecodeOptions) -> bool:
+    """Whether rounds are chosen by what they bring.
+
+    Times are never twice the same, and a draw depends on the drafts that were made: what a seed
+    shall repeat takes the drafts of every round.
+    """
+    return options.schedule == "auto" and (options.is_greedy or options.seed is None)
 
 
 class DecodeLoop:
@@ -76,6 +104,8 @@ class DecodeLoop:
         self._round_ms: tuple[float, ...] = ()
         if costs is not None and drafter is not None:
             self._round_ms = costs.rounds(drafter.spec.num_draft_tokens)
+        self._pace = Pace(self._most_drafts, costs)
+        self._text = TextIndex()
         self._held = held
         self._committed: Committed | None = None
         self._rng = np.random.default_rng()
@@ -163,9 +193,14 @@ class DecodeLoop:
                 hint="measure them with `draftrt bench BUNDLE --calibrate`",
             )
 
-    def _worth_verifying(self, offered: Proposal, options: DecodeOptions) -> Proposal:
+    def _worth_verifying(self, offered: Offer, options: DecodeOptions) -> Proposal:
         """Return the drafts that the options want verified; any cut looks at earlier ones only."""
-        proposal = offered.head(confident_length(offered, options.confidence_threshold))
+        proposal = offered.proposal
+        proposal = proposal.head(confident_length(proposal, options.confidence_threshold))
+        if offered.length is not None:
+            sure = proposal.confidences
+            length = min(offered.length, len(proposal.token_ids))
+            return proposal.head(self._pace.cut(None if sure is None else sure.tolist(), length))
         if options.schedule == "survival" and proposal.confidences is not None:
             return proposal.head(survival_length(proposal.confidences.tolist(), self._round_ms))
         return proposal
@@ -199,6 +234,7 @@ class DecodeLoop:
     ) -> Round:
         started = perf_counter()
         self._committed = None
+        self._pace.begin()
         start = self._start(prompt_ids, options)
         begun = Committed(
             token_ids=prompt_ids[: start.length + 1],
@@ -262,9 +298,9 @@ class DecodeLoop:
         started = perf_counter()
         now = self._restored()
         restored = perf_counter()
-        offered = self._offered(now, chooser.grammar, options)
+        offer = self._offered(now, chooser.grammar, options)
         drafted = perf_counter()
-        proposal = self._worth_verifying(offered, options)
+        offered, proposal = offer.proposal, self._worth_verifying(offer, options)
         num_verified = len(proposal.token_ids)
         if chooser.grammar is not None:
             drafts = proposal.token_ids.tolist()
@@ -280,12 +316,22 @@ class DecodeLoop:
         self._commit(now, tokens, rows)
         draft_s = 0.0 if self.drafter is None else drafted - restored
         verify_s = verified - before_verify
+        if offer.length is not None:
+            self._pace.note(
+                offer.source,
+                agreed=offer.agreed,
+                num_verified=num_verified,
+                num_accepted=outcome.num_accepted,
+                verify_ms=1e3 * verify_s,
+                draft_ms=1e3 * draft_s if now.features.shape[1] <= self._most_drafts + 1 else None,
+            )
         return Round(
             index=now.num_rounds,
             token_ids=tokens,
             draft_ids=tuple(offered.token_ids.tolist()),
             num_verified=num_verified,
             num_accepted=outcome.num_accepted,
+            source=offer.source if len(offered.token_ids) else "none",
             confidences=None
             if offered.confidences is None
             else tuple(offered.confidences.tolist()),
@@ -297,11 +343,25 @@ class DecodeLoop:
 
     def _offered(
         self, now: Committed, grammar: GrammarMatcher | None, options: DecodeOptions
-    ) -> Proposal:
+    ) -> Offer:
         """Return the drafts of a round; none where the grammar forces half a block."""
         most = self._most_drafts
         if self.drafter is None or (grammar and 2 * len(grammar.forced(most)) >= most):
-            return NOTHING
+            return Offer(NOTHING, "none")
+        if not paces(options):
+            return Offer(self._drafted(now, options), "drafter")
+        self._text.follow(now.token_ids)
+        agreed, found = self._text.find(most)
+        choice = self._pace.choose(agreed, len(found))
+        proposal = NOTHING
+        if choice.source == "text":
+            proposal = Proposal(token_ids=np.array(found[: choice.length], np.int64))
+        elif choice.source == "drafter":
+            proposal = self._drafted(now, options)
+        return Offer(proposal, choice.source, choice.length, agreed)
+
+    def _drafted(self, now: Committed, options: DecodeOptions) -> Proposal:
+        assert self.drafter is not None
         sampler = sampler_of(options, self._rng)
         return propose(self.drafter, now.token_ids[-1], now.features, sampler)
 

@@ -13,7 +13,7 @@ from draftrt.errors import OptionError
 MOST_PENALTY = 1e6  # of repetition, and its inverse the least: no score overflows
 ProposalKind = Literal["argmax", "sampled"]
 PROPOSALS: tuple[ProposalKind, ...] = get_args(ProposalKind)
-ScheduleKind = Literal["all", "survival"]
+ScheduleKind = Literal["auto", "all", "survival"]
 SCHEDULES: tuple[ScheduleKind, ...] = get_args(ScheduleKind)
 
 
@@ -38,8 +38,11 @@ class DecodeOptions:
             occurs in prompt or text; 1 is off.
         seed: makes sampling reproducible; None draws a fresh one.
         confidence_threshold: verify only the drafts before the first confidence below it; 0 is off.
-        schedule: verify all drafts, or as many as pay by their confidences and the costs that
-            were measured for the bundle (`draftrt.runtime.decoding.schedule`).
+        schedule: ``auto`` takes in each round the drafts that pay by what rounds brought so far,
+            the drafter's, some found in the text, or none (`draftrt.runtime.decoding.pace`);
+            sampling with a seed takes all, to be repeatable. ``all`` verifies all drafts of the
+            drafter, ``survival`` as many as pay by their confidences and the costs that were
+            measured for the bundle (`draftrt.runtime.decoding.schedule`).
         proposal: how drafts are chosen: the most probable ones, or draws at this temperature.
         reuse_prefix: begin behind the tokens that the prompt shares with the text before, where the
             caches still hold them; False computes the whole prompt.
@@ -55,7 +58,7 @@ class DecodeOptions:
     repetition_penalty: float = 1.0
     seed: int | None = None
     confidence_threshold: float = 0.0
-    schedule: ScheduleKind = "all"
+    schedule: ScheduleKind = "auto"
     proposal: ProposalKind = "argmax"
     reuse_prefix: bool = True
 

@@ -168,11 +168,11 @@ def check_confidence(spec: DrafterSpec, options: DecodeOptions) -> None:
             f"{spec.family.value} without a confidence head, expected 0",
             hint="leave the threshold at 0",
         )
-    if options.schedule != "all":
+    if options.schedule == "survival":
         raise UnsupportedError(
             f"schedule {options.schedule!r} on a drafter of family {spec.family.value} without a "
-            "confidence head, expected 'all'",
-            hint="leave the schedule at 'all'",
+            "confidence head, expected 'auto' or 'all'",
+            hint="leave the schedule at 'auto'",
         )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
+Source = Literal["drafter", "text", "none"]  # of a round's drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +21,11 @@ class Round:
     Attributes:
         index: number of the round in its sequence, from 0.
         token_ids: tokens committed, cut at a stop token or at the wanted length.
-        draft_ids: tokens the drafter offered.
+        draft_ids: tokens that were offered.
         num_verified: how many of them the target was asked about.
         num_accepted: how many it kept; the bonus token and the cut are not counted.
+        source: of the drafts: ``drafter``, ``text`` where they followed the same tokens before, or
+            ``none`` without drafts.
         reused_tokens: of the prefill, tokens of the prompt that were not computed again.
         confidences: of ``draft_ids``; None without a confidence head.
         draft_s: seconds in the drafter.
@@ -36,6 +39,7 @@ class Round:
     draft_ids: tuple[int, ...] = ()
     num_verified: int = 0
     num_accepted: int = 0
+    source: Source = "none"
     reused_tokens: int = 0
     confidences: tuple[float, ...] | None = None
     draft_s: float = 0.0
@@ -58,6 +62,8 @@ class Stats:
         reused_tokens: tokens of the prompt that were not computed again.
         accepted: kept drafts of each drafted round.
         verified: drafts sent to verification in each drafted round.
+        lookups: drafted rounds whose drafts were found in the text.
+        plain_rounds: rounds without drafts.
         prefill_s: seconds to the first token.
         draft_s: seconds in the drafter, after the prefill.
         verify_s: seconds in the target, after the prefill.
@@ -68,6 +74,8 @@ class Stats:
     reused_tokens: int = 0
     accepted: list[int] = field(default_factory=list)
     verified: list[int] = field(default_factory=list)
+    lookups: int = 0
+    plain_rounds: int = 0
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -91,9 +99,12 @@ class Stats:
         self.draft_s += one.draft_s
         self.verify_s += one.verify_s
         self.host_s += one.host_s
-        if one.draft_ids:
-            self.accepted.append(one.num_accepted)
-            self.verified.append(one.num_verified)
+        if not one.draft_ids:
+            self.plain_rounds += 1
+            return
+        self.lookups += one.source == "text"
+        self.accepted.append(one.num_accepted)
+        self.verified.append(one.num_verified)
 
     @property
     def num_rounds(self) -> int:
@@ -130,12 +141,19 @@ class Stats:
         """Tokens a second after the prefill, whose own token is not counted; 0 without any."""
         return (self.num_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
 
+    def others(self) -> str:
+        """Return which rounds had no drafts of the drafter, in words; empty where all had."""
+        beside = f", {self.lookups} of them by the text itself" if self.lookups else ""
+        return beside + (f", {self.plain_rounds} more without drafts" if self.plain_rounds else "")
+
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain JSON data."""
         return {
             "num_tokens": self.num_tokens,
             "reused_tokens": self.reused_tokens,
             "num_rounds": self.num_rounds,
+            "lookups": self.lookups,
+            "plain_rounds": self.plain_rounds,
             "acceptance_length": self.acceptance_length,
             "acceptance_rate": self.acceptance_rate,
             "acceptance_by_position": list(self.acceptance_by_position),
@@ -158,10 +176,9 @@ class Stats:
             positions = " ".join(f"{share:.2f}" for share in self.acceptance_by_position)
             lines.append(
                 f"acceptance length {self.acceptance_length:.2f} over "
-                f"{self.num_rounds} rounds; by position {positions}"
+                f"{self.num_rounds} rounds{self.others()}; by position {positions}"
             )
-            each = [
-                1e3 * part / self.num_rounds for part in (self.draft_s, self.verify_s, self.host_s)
-            ]
+            rounds = self.num_rounds + self.plain_rounds
+            each = [1e3 * part / rounds for part in (self.draft_s, self.verify_s, self.host_s)]
             lines.append("a round: draft {:.2f} ms, verify {:.2f} ms, host {:.2f} ms".format(*each))
         return "\n".join(lines)

@@ -27,7 +27,7 @@ pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.xdist_group("lossless")]
 
 NUM_PROMPTS, MAX_TOKENS = 200, 128
-OPTIONS = DecodeOptions(max_tokens=MAX_TOKENS, stop_ids=frozenset())
+OPTIONS = DecodeOptions(max_tokens=MAX_TOKENS, stop_ids=frozenset(), schedule="all")
 
 
 @pytest.fixture(scope="module", params=["tiny-dflash", "tiny-dspark"])

@@ -82,6 +82,7 @@ def test_every_round_keeps_what_the_publishers_loop_kept(
                 max_tokens=96,
                 stop_ids=frozenset(),
                 confidence_threshold=row["confidence_threshold"],
+                schedule="all",
             )
             rounds = list(pair.rounds(row["prompt_ids"], options))[1:]
             # Theirs counts the pending anchor differently and so goes on for one round more.

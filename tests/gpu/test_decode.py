@@ -17,7 +17,7 @@ from draftrt.runtime.load import load
 pytestmark = [pytest.mark.gpu, pytest.mark.trt, pytest.mark.slow]
 
 PROMPTS = ("The quick brown fox", "def main():", "Once upon a time", "1, 2, 3, 4,")
-GREEDY = DecodeOptions(max_tokens=96, stop_ids=frozenset())
+GREEDY = DecodeOptions(max_tokens=96, stop_ids=frozenset(), schedule="all")
 
 
 @pytest.mark.parametrize("name", ["tiny-dflash", "tiny-dspark"])

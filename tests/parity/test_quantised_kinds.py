@@ -130,7 +130,7 @@ def test_speculation_keeps_the_output_of_a_quantised_target(int4: Path) -> None:
     from draftrt.runtime.decoding.options import DecodeOptions
     from draftrt.runtime.load import load
 
-    options = DecodeOptions(max_tokens=96, stop_ids=frozenset())
+    options = DecodeOptions(max_tokens=96, stop_ids=frozenset(), schedule="all")
     with load(int4) as pair:
         done = pair.generate("A song of 20 green bags:", options)
         plain = pair.generate("A song of 20 green bags:", options, speculate=False)

@@ -26,7 +26,7 @@ from draftrt.runtime.decoding.options import SCHEDULES, ScheduleKind
 from draftrt.runtime.load import PORTS
 from draftrt.runtime.prompt_options import FILE_HELP, form_options
 from draftrt.runtime.prompts import Form
-from draftrt.validate.bench.run import BenchSettings, run_bench
+from draftrt.validate.bench.run import BUILT_IN, BenchSettings, Texts, run_bench
 from draftrt.validate.bench.section import to_svg
 
 
@@ -36,6 +36,12 @@ from draftrt.validate.bench.section import to_svg
     "--prompts",
     type=InputPath(),
     help=f"{FILE_HELP}  [default: a few built-in ones]",
+)
+@click.option(
+    "--texts",
+    type=click.Choice([*BUILT_IN]),
+    help="Which built-in prompts: general ones, some on which drafts are useless, or some whose "
+    "answers copy their prompt.  [default: general]",
 )
 @form_options
 @click.option(
@@ -52,13 +58,13 @@ from draftrt.validate.bench.section import to_svg
 @click.option("--target-port", type=click.Choice(PORTS), help="As in draftrt run.")
 @click.option("--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True)
 @device_option
-@click.option("--schedule", type=click.Choice(SCHEDULES), default="all", show_default=True)
+@click.option("--schedule", type=click.Choice(SCHEDULES), default="auto", show_default=True)
 @click.option(
     "--rivals", is_flag=True, help="Time transformers and z-lab's loop too, where installed."
 )
 @click.option("--draft", type=CheckpointPath(), help="Drafter's checkpoint, for z-lab's.")
 @click.option(
-    "--calibrate", is_flag=True, help="Keep the costs in the bundle, for run --schedule survival."
+    "--calibrate", is_flag=True, help="Keep the costs in the bundle, for --schedule of run."
 )
 @ignore_memory_option
 @no_verify_option
@@ -68,6 +74,7 @@ from draftrt.validate.bench.section import to_svg
 def bench(
     bundle: Path,
     prompts: Path | None,
+    texts: Texts | None,
     form: Form,
     num_prompts: int,
     max_tokens: int,
@@ -91,6 +98,8 @@ def bench(
     Prompts go through the target's chat template where its tokenizer has one.
     Figures go to standard output, progress to standard error.
     """
+    if texts is not None and prompts is not None:
+        raise click.UsageError("--texts names built-in prompts, --prompts a file: give one of them")
     if draft is not None and not rivals:
         raise click.UsageError("--draft goes with --rivals")
     check_places(
@@ -99,6 +108,7 @@ def bench(
     settings = BenchSettings(
         bundle=bundle,
         prompts=prompts,
+        texts=texts or "general",
         form=form,
         num_prompts=num_prompts,
         max_tokens=max_tokens,

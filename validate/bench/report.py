@@ -131,17 +131,17 @@ def _table(systems: Sequence[Summary]) -> list[str]:
 
 
 def _round_lines(stats: Stats) -> list[str]:
-    whole = stats.decode_s
+    whole, rounds = stats.decode_s, stats.num_rounds + stats.plain_rounds
     parts = (("draft", stats.draft_s), ("verify", stats.verify_s), ("host", stats.host_s))
     split = ", ".join(
-        f"{name} {1e3 * spent / max(stats.num_rounds, 1):.2f} ms ({spent / whole:.1%})"
+        f"{name} {1e3 * spent / max(rounds, 1):.2f} ms ({spent / whole:.1%})"
         for name, spent in parts
     )
     positions = " ".join(f"{share:.2f}" for share in stats.acceptance_by_position)
     return [
         f"round     {split}",
-        f"accepted  length {stats.acceptance_length:.2f} over {stats.num_rounds} rounds; "
-        f"by position {positions}",
+        f"accepted  length {stats.acceptance_length:.2f} over {stats.num_rounds} rounds"
+        f"{stats.others()}; by position {positions}",
     ]
 
 

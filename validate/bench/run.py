@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from draftrt import __version__
 from draftrt.bundle import ELSEWHERE, Bundle
@@ -24,6 +25,13 @@ from draftrt.validate.bench.measure import Own, System, compare, measure_costs
 from draftrt.validate.bench.report import BenchReport
 from draftrt.validate.bench.rivals import check_rivals, load_rivals
 
+Texts = Literal["general", "useless", "copying"]
+# On the second few drafts of any drafter are kept; answers to the third repeat their prompt.
+BUILT_IN: dict[Texts, Path | None] = {
+    "general": None,
+    "useless": Path(__file__).parent / "useless.txt",
+    "copying": Path(__file__).parent / "copying.jsonl",
+}
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch", "numpy")
 
 
@@ -33,7 +41,8 @@ class BenchSettings:
 
     Attributes:
         bundle: the bundle's folder.
-        prompts: file of prompts; None: the built-in ones.
+        prompts: file of prompts; None: built-in ones.
+        texts: which of those.
         form: how they are written out for the target.
         num_prompts: how many of them.
         max_tokens: new tokens of each.
@@ -52,11 +61,12 @@ class BenchSettings:
 
     bundle: Path
     prompts: Path | None = None
+    texts: Texts = "general"
     form: Form = field(default_factory=Form)
     num_prompts: int = 8
     max_tokens: int = 128
     repeats: int = 3
-    schedule: ScheduleKind = "all"
+    schedule: ScheduleKind = "auto"
     target: Path | None = None
     target_port: str | None = None
     backend: str = "onnxruntime"
@@ -82,7 +92,8 @@ def run_bench(settings: BenchSettings, report: Callable[[str], None]) -> BenchRe
     """
     bundle = Bundle.open(settings.bundle, verify=settings.verify)
     spec = bundle.drafter()
-    requests = read_prompts(settings.prompts, settings.num_prompts)
+    file = BUILT_IN[settings.texts] if settings.prompts is None else settings.prompts
+    requests = read_prompts(file, settings.num_prompts)
     _check_places(bundle, settings)
     before = this_machine()
     with _loaded(settings) as pair:

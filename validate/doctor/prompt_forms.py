@@ -110,5 +110,7 @@ def other_forms(template: ChatTemplate, form: Form, prompts: Sequence[Request]) 
 
 def _lengths(pair: Pair, prompt: Sequence[int], max_tokens: int) -> list[int]:
     """Return the acceptance length of every drafted round of a prompt."""
-    rounds = pair.rounds(prompt, DecodeOptions(max_tokens=max_tokens, reuse_prefix=False))
+    rounds = pair.rounds(
+        prompt, DecodeOptions(max_tokens=max_tokens, schedule="all", reuse_prefix=False)
+    )
     return [one.num_accepted + 1 for one in rounds if one.draft_ids]

@@ -91,7 +91,9 @@ def decode_texts(
     texts = []
     for number, prompt in enumerate(prompts, start=1):
         ids, anchors, drafted, accepted = list(prompt), [], [], []
-        for one in pair.rounds(prompt, DecodeOptions(max_tokens=max_tokens, reuse_prefix=False)):
+        for one in pair.rounds(
+            prompt, DecodeOptions(max_tokens=max_tokens, schedule="all", reuse_prefix=False)
+        ):
             if one.draft_ids:
                 anchors.append(len(ids) - 1)
                 drafted.append(one.draft_ids)

@@ -331,7 +331,7 @@ def _run(path: Path, target: Path, options: EngineOptions, form: Form) -> Comple
     The target runs in float32 in transformers: in 16 bits it would differ from itself where two
     logits are closer than the rounding of a block of another size.
     """
-    wanted = DecodeOptions(max_tokens=options.max_tokens, reuse_prefix=False)
+    wanted = DecodeOptions(max_tokens=options.max_tokens, schedule="all", reuse_prefix=False)
     with load(path, target=target, target_port="hf") as pair:
         (ids,) = form.encode(pair.encode, [asked(options.prompt)])
         done = pair.generate(ids, wanted)

@@ -248,7 +248,7 @@ def _decoded(
     with ModuleSession(loaded, context, watch) as session:
         model = HfTarget(target, spec.target_layer_ids)
         decoder = DecodeLoop(model, DraftSession(spec, session))
-        wanted = DecodeOptions(max_tokens=most, stop_ids=frozenset())
+        wanted = DecodeOptions(max_tokens=most, stop_ids=frozenset(), schedule="all")
         with closing(decoder.decode(prompt_ids, wanted)) as rounds:
             for one in rounds:  # the prefill's drafts nothing
                 yield from calls
@@ -370,6 +370,7 @@ def _rows(
                     max_tokens=options.max_tokens,
                     stop_ids=frozenset(),
                     confidence_threshold=threshold,
+                    schedule="all",
                 )
                 rows.append(_row(text, ids, wanted, *pair))
                 report(f"row {len(rows) - 1}: {len(rows[-1]['acceptance_lengths'])} rounds")

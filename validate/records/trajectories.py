@@ -121,6 +121,7 @@ def replay(number: int, recorded: Trajectory, pair: Pair, block_size: int) -> Tr
         max_tokens=len(recorded.output_ids),
         stop_ids=frozenset(),
         confidence_threshold=recorded.confidence_threshold,
+        schedule="all",
         reuse_prefix=False,
     )
     rounds = list(pair.rounds(recorded.prompt_ids, options))

@@ -117,6 +117,7 @@ def make_report(
     bundle = Bundle.open(path, verify=Verify.ALL)
     found, parity_source = _parity(bundle, parity, report if with_parity else None)
     short = BenchSettings(
+        schedule="all",  # what the drafter is worth, not what is made of it
         bundle=bundle.path,
         prompts=prompts,
         form=form or Form(),

@@ -131,7 +131,7 @@ class WarmPrompts:
         end: End = "whole",
         rng: random.Random | None = None,
     ) -> Warm:
-        options = DecodeOptions(max_tokens=wanted, stop_ids=frozenset())
+        options = DecodeOptions(max_tokens=wanted, stop_ids=frozenset(), schedule="all")
         rounds = self._pair.rounds(prompt_ids, options, speculate=speculate)
         found, reused, drafts = list[int](), 0, tuple[int, ...]()
         calls = rng.randint(1, 4) if rng is not None else 1

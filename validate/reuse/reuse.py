@@ -186,7 +186,9 @@ class _Cold:
         """Return the rounds of a prompt that was decoded behind another text."""
         key = (one.prompt_ids, one.wanted, one.speculate)
         if key not in self._known:
-            options = DecodeOptions(max_tokens=one.wanted, stop_ids=frozenset(), reuse_prefix=False)
+            options = DecodeOptions(
+                max_tokens=one.wanted, stop_ids=frozenset(), schedule="all", reuse_prefix=False
+            )
             rounds = self._pair.rounds(one.prompt_ids, options, speculate=one.speculate)
             self._known[key] = tuple(rounds)
         return self._known[key]

@@ -47,7 +47,7 @@ def expected_text(toy: SimpleNamespace, num_tokens: int) -> str:
 
 def test_a_stream_gives_the_targets_text_round_by_round(toy: SimpleNamespace, folder: Path) -> None:
     pair, *_ = build(toy, folder)
-    chunks = list(pair.stream(PROMPT, DecodeOptions(max_tokens=20)))
+    chunks = list(pair.stream(PROMPT, DecodeOptions(max_tokens=20, schedule="all")))
     assert "".join(str(chunk) for chunk in chunks) == expected_text(toy, 20)
     assert [len(chunk.token_ids) for chunk in chunks[:5]] == [1, 3, 1, 5, 3]
     assert [chunk.round.index for chunk in chunks] == list(range(len(chunks)))
@@ -58,7 +58,7 @@ def test_generating_equals_streaming_and_knows_its_acceptance(
     toy: SimpleNamespace, folder: Path
 ) -> None:
     pair, _, session = build(toy, folder)
-    done = pair.generate(PROMPT, DecodeOptions(max_tokens=20))
+    done = pair.generate(PROMPT, DecodeOptions(max_tokens=20, schedule="all"))
     assert done.text == expected_text(toy, 20)
     assert done.prompt_ids == (3, 1, 4, 1, 5)
     assert "".join(LETTERS[token] for token in done.token_ids) == done.text

@@ -23,7 +23,7 @@ from draftrt.runtime.decoding.turns import InTurns, Turn
 from draftrt.runtime.pair import Pair
 
 PROMPTS = ((3, 1, 4, 1, 5), (2, 7), (1, 8, 2, 8, 1, 8, 2, 8, 4), (6,))
-OPTIONS = DecodeOptions(max_tokens=24)
+OPTIONS = DecodeOptions(max_tokens=24, schedule="all")
 
 
 @pytest.fixture

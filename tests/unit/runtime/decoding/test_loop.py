@@ -23,6 +23,11 @@ from draftrt.runtime.targets.base import TargetRows
 PROMPT = (3, 1, 4, 1, 5)
 
 
+def options_of(**given: Any) -> DecodeOptions:
+    """Options under which every round takes all drafts of the drafter."""
+    return DecodeOptions(schedule="all", **given)
+
+
 def build(
     toy: SimpleNamespace,
     num_right: Sequence[int],
@@ -52,7 +57,7 @@ def test_greedy_text_is_the_targets_own_for_every_rejection_pattern(
     toy: SimpleNamespace, num_right: tuple[int, ...], sample_from_anchor: bool
 ) -> None:
     decoder, _, session = build(toy, num_right, sample_from_anchor=sample_from_anchor)
-    rounds = list(decoder.decode(PROMPT, DecodeOptions(max_tokens=60)))
+    rounds = list(decoder.decode(PROMPT, options_of(max_tokens=60)))
     assert tokens(rounds) == toy.greedy(PROMPT, 60)
     assert [one.num_accepted for one in rounds[1:]] == session.offered
     assert decoder.token_ids == PROMPT + tuple(toy.greedy(PROMPT, 60))
@@ -60,7 +65,7 @@ def test_greedy_text_is_the_targets_own_for_every_rejection_pattern(
 
 def test_plain_decoding_drafts_nothing_and_gives_the_same_text(toy: SimpleNamespace) -> None:
     target = toy.target()
-    rounds = list(DecodeLoop(target).decode(PROMPT, DecodeOptions(max_tokens=30)))
+    rounds = list(DecodeLoop(target).decode(PROMPT, options_of(max_tokens=30)))
     assert tokens(rounds) == toy.greedy(PROMPT, 30)
     assert target.calls == [len(PROMPT)] + [1] * 29
     assert Stats.of(rounds).num_rounds == 0
@@ -68,7 +73,7 @@ def test_plain_decoding_drafts_nothing_and_gives_the_same_text(toy: SimpleNamesp
 
 def test_a_round_says_what_happened_in_it(toy: SimpleNamespace) -> None:
     decoder, target, _ = build(toy, (2,), confidence=True)
-    rounds = list(decoder.decode(PROMPT, DecodeOptions(max_tokens=8)))
+    rounds = list(decoder.decode(PROMPT, options_of(max_tokens=8)))
     assert [one.index for one in rounds] == [0, 1, 2, 3]
     assert [one.is_prefill for one in rounds] == [True, False, False, False]
     assert [len(one.token_ids) for one in rounds] == [1, 3, 3, 1]
@@ -89,7 +94,7 @@ def test_a_stop_token_ends_the_text_behind_itself(
     text = toy.greedy(PROMPT, 60)
     stop = text[17]
     decoder, *_ = build(toy, num_right)
-    rounds = list(decoder.decode(PROMPT, DecodeOptions(max_tokens=60, stop_ids=frozenset({stop}))))
+    rounds = list(decoder.decode(PROMPT, options_of(max_tokens=60, stop_ids=frozenset({stop}))))
     assert tokens(rounds) == text[: text.index(stop) + 1]
     assert rounds[-1].finish == "stop"
     assert decoder.token_ids == PROMPT + tuple(tokens(rounds))
@@ -98,9 +103,9 @@ def test_a_stop_token_ends_the_text_behind_itself(
 def test_the_first_token_can_be_the_last(toy: SimpleNamespace) -> None:
     first = toy.next_token(PROMPT)
     decoder, target, _ = build(toy, (9,))
-    rounds = list(decoder.decode(PROMPT, DecodeOptions(stop_ids=frozenset({first}))))
+    rounds = list(decoder.decode(PROMPT, options_of(stop_ids=frozenset({first}))))
     assert (tokens(rounds), rounds[0].finish) == ([first], "stop")
-    rounds = list(decoder.decode(PROMPT, DecodeOptions(max_tokens=1)))
+    rounds = list(decoder.decode(PROMPT, options_of(max_tokens=1)))
     assert (tokens(rounds), rounds[0].finish) == ([first], "length")
     assert target.calls == [5, 5]
 
@@ -119,7 +124,7 @@ def test_no_stop_token_comes_before_the_minimum(toy: SimpleNamespace) -> None:
     expected = expected[: expected.index(stop, 20) + 1]
     for num_right in ((0,), (9,), (1, 3)):
         decoder, *_ = build(toy, num_right)
-        options = DecodeOptions(max_tokens=60, min_tokens=20, stop_ids=frozenset({stop}))
+        options = options_of(max_tokens=60, min_tokens=20, stop_ids=frozenset({stop}))
         assert tokens(list(decoder.decode(PROMPT, options))) == expected
 
 
@@ -136,7 +141,7 @@ def test_the_repetition_penalty_sees_prompt_text_and_kept_drafts(
     expected = toy.greedy(PROMPT, 50, follow)
     assert expected != toy.greedy(PROMPT, 50)
     decoder, *_ = build(toy, num_right)
-    options = DecodeOptions(max_tokens=50, repetition_penalty=2.0)
+    options = options_of(max_tokens=50, repetition_penalty=2.0)
     assert tokens(list(decoder.decode(PROMPT, options))) == expected
 
 
@@ -146,7 +151,7 @@ def test_cancelling_between_rounds_leaves_both_caches_usable(toy: SimpleNamespac
     decoder, *_ = build(toy, (0, 2, 9, 1, 3))
     for _ in range(50):
         found: list[int] = []
-        rounds = decoder.decode(PROMPT, DecodeOptions(max_tokens=120))
+        rounds = decoder.decode(PROMPT, options_of(max_tokens=120))
         while len(found) < 120:
             found += next(rounds).token_ids
             if rng.random() < 0.3:
@@ -154,7 +159,7 @@ def test_cancelling_between_rounds_leaves_both_caches_usable(toy: SimpleNamespac
                 if rng.random() < 0.3:
                     break
                 if len(found) < 120:
-                    rounds = decoder.resume(DecodeOptions(max_tokens=120 - len(found)))
+                    rounds = decoder.resume(options_of(max_tokens=120 - len(found)))
         assert found == expected[: len(found)]
 
 
@@ -164,7 +169,7 @@ def test_an_interrupt_inside_a_model_costs_only_the_unfinished_round(
 ) -> None:
     decoder, target, session = build(toy, (2, 0, 3))
     found: list[int] = []
-    rounds = decoder.decode(PROMPT, DecodeOptions(max_tokens=40))
+    rounds = decoder.decode(PROMPT, options_of(max_tokens=40))
     if where != "prefill":
         for _ in range(4):
             found += next(rounds).token_ids
@@ -175,33 +180,33 @@ def test_an_interrupt_inside_a_model_costs_only_the_unfinished_round(
     session.interrupt, target.fail_after_rows = False, None
     if where == "prefill":
         with pytest.raises(FeedError, match="no sequence to go on with"):
-            decoder.resume(DecodeOptions())
-        rest = decoder.decode(PROMPT, DecodeOptions(max_tokens=40))
+            decoder.resume(options_of())
+        rest = decoder.decode(PROMPT, options_of(max_tokens=40))
     else:
-        rest = decoder.resume(DecodeOptions(max_tokens=40 - len(found)))
+        rest = decoder.resume(options_of(max_tokens=40 - len(found)))
     assert found + tokens(list(rest)) == toy.greedy(PROMPT, 40)
 
 
 def test_going_on_after_a_cut_equals_decoding_in_one_go(toy: SimpleNamespace) -> None:
     decoder, *_ = build(toy, (9, 1))
-    found = tokens(list(decoder.decode(PROMPT, DecodeOptions(max_tokens=7))))
+    found = tokens(list(decoder.decode(PROMPT, options_of(max_tokens=7))))
     for length in (1, 2, 10, 3):
-        found += tokens(list(decoder.resume(DecodeOptions(max_tokens=length))))
+        found += tokens(list(decoder.resume(options_of(max_tokens=length))))
     assert found == toy.greedy(PROMPT, 23)
 
 
 def test_a_second_decoding_ends_the_first_loudly(toy: SimpleNamespace) -> None:
     decoder, *_ = build(toy, (1,))
-    first = decoder.decode(PROMPT, DecodeOptions(max_tokens=20))
+    first = decoder.decode(PROMPT, options_of(max_tokens=20))
     next(first)
-    next(decoder.decode((1, 2), DecodeOptions(max_tokens=20)))
+    next(decoder.decode((1, 2), options_of(max_tokens=20)))
     with pytest.raises(BusyError, match="another decoding was started"):
         next(first)
-    second = decoder.resume(DecodeOptions(max_tokens=2))
+    second = decoder.resume(options_of(max_tokens=2))
     target: Any = decoder.target
     target.fail_after_rows = 0
     with pytest.raises(KeyboardInterrupt):
-        next(decoder.decode(PROMPT, DecodeOptions()))
+        next(decoder.decode(PROMPT, options_of()))
     with pytest.raises(BusyError, match="another prompt was begun"):
         next(second)
 
@@ -216,32 +221,32 @@ def test_two_decoders_on_one_target_do_not_mix_their_texts(
     first, second = (
         (DecodeLoop(target), decoder) if is_first_plain else (decoder, DecodeLoop(target))
     )
-    rounds = first.decode(PROMPT, DecodeOptions(max_tokens=20))
+    rounds = first.decode(PROMPT, options_of(max_tokens=20))
     for _ in range(num_rounds):
         next(rounds)
     other = (2, 7, 2, 7, 2) * 8
-    list(second.decode(other[:length], DecodeOptions(max_tokens=20)))
+    list(second.decode(other[:length], options_of(max_tokens=20)))
     with pytest.raises(BusyError, match="another decoder has used them") as refusal:
         next(rounds)
     assert "one pair decodes one text at a time" in refusal.value.hint
-    again = tokens(list(first.decode(PROMPT, DecodeOptions(max_tokens=20))))
+    again = tokens(list(first.decode(PROMPT, options_of(max_tokens=20))))
     assert again == toy.greedy(PROMPT, 20)
 
 
 def test_two_targets_with_one_drafter_do_not_mix_their_contexts(toy: SimpleNamespace) -> None:
     decoder, _, _ = build(toy, (1,))
-    rounds = decoder.decode(PROMPT, DecodeOptions(max_tokens=20))
+    rounds = decoder.decode(PROMPT, options_of(max_tokens=20))
     for _ in range(3):
         next(rounds)
     other = DecodeLoop(toy.target(), decoder.drafter)
-    list(other.decode((2, 7) * 20, DecodeOptions(max_tokens=20)))
+    list(other.decode((2, 7) * 20, options_of(max_tokens=20)))
     with pytest.raises(BusyError, match="another decoder has used them"):
         next(rounds)
 
 
 def test_a_target_rolled_back_by_hand_is_noticed(toy: SimpleNamespace) -> None:
     decoder, target, _ = build(toy, (1,))
-    rounds = decoder.decode(PROMPT, DecodeOptions(max_tokens=20))
+    rounds = decoder.decode(PROMPT, options_of(max_tokens=20))
     next(rounds)
     target.rollback(2)
     with pytest.raises(BusyError, match="they were rolled back"):
@@ -256,9 +261,9 @@ def test_what_does_not_fit_the_caches_is_refused_before_anything_runs(
     # From the last anchor on: a block of 5 in the drafter's 40 rows, 5 rows in the target's 200.
     most = (40 if limits == "drafter" else 200) - 5 + 2 - len(PROMPT)
     with pytest.raises(FeedError, match=f"expected at most {most} more: the caches hold"):
-        decoder.decode(PROMPT, DecodeOptions(max_tokens=most + 1))
+        decoder.decode(PROMPT, options_of(max_tokens=most + 1))
     assert target.calls == []
-    for options in (DecodeOptions(max_tokens=most), DecodeOptions()):
+    for options in (options_of(max_tokens=most), options_of()):
         for num_right in (0, 9):  # the fakes refuse any row beyond their capacity
             decoder, *_ = build(toy, (num_right,), capacity=capacity)
             assert tokens(list(decoder.decode(PROMPT, options))) == toy.greedy(PROMPT, most)
@@ -267,10 +272,10 @@ def test_what_does_not_fit_the_caches_is_refused_before_anything_runs(
 def test_a_prompt_longer_than_the_caches_is_refused(toy: SimpleNamespace) -> None:
     decoder, target, _ = build(toy, (0,), capacity=40)
     with pytest.raises(FeedError, match="expected at most 0 more") as refusal:
-        decoder.decode((1,) * 60, DecodeOptions())
+        decoder.decode((1,) * 60, options_of())
     assert refusal.value.hint == "shorten the prompt, or export with a larger --max-context"
     with pytest.raises(FeedError, match="the prompt has no tokens"):
-        decoder.decode((), DecodeOptions())
+        decoder.decode((), options_of())
     assert target.calls == []
 
 
@@ -288,7 +293,7 @@ def test_a_confidence_threshold_verifies_only_the_drafts_before_the_first_doubt(
     toy: SimpleNamespace, num_right: int
 ) -> None:
     decoder, target, _ = build(toy, (num_right,), confidence=True)
-    options = DecodeOptions(max_tokens=30, confidence_threshold=0.5)
+    options = options_of(max_tokens=30, confidence_threshold=0.5)
     rounds = list(decoder.decode(PROMPT, options))
     assert tokens(rounds) == toy.greedy(PROMPT, 30)
     assert {one.num_verified for one in rounds[1:]} == {min(num_right, 4)}
@@ -299,7 +304,7 @@ def test_a_confidence_threshold_verifies_only_the_drafts_before_the_first_doubt(
 def test_a_threshold_without_a_confidence_head_is_refused(toy: SimpleNamespace) -> None:
     decoder, *_ = build(toy, (0,))
     with pytest.raises(UnsupportedError, match="without a confidence head"):
-        decoder.decode(PROMPT, DecodeOptions(confidence_threshold=0.1))
+        decoder.decode(PROMPT, options_of(confidence_threshold=0.1))
 
 
 def test_one_seed_gives_one_text_and_two_seeds_two(toy: SimpleNamespace) -> None:
@@ -307,7 +312,7 @@ def test_one_seed_gives_one_text_and_two_seeds_two(toy: SimpleNamespace) -> None
         tokens(
             list(
                 build(toy, (1, 3))[0].decode(
-                    PROMPT, DecodeOptions(max_tokens=40, temperature=2.0, seed=seed)
+                    PROMPT, options_of(max_tokens=40, temperature=2.0, seed=seed)
                 )
             )
         )
@@ -321,7 +326,7 @@ def test_sampled_text_has_the_targets_distribution(
     toy: SimpleNamespace, num_right: tuple[int, ...]
 ) -> None:
     """All texts of three tokens, seeds 0..999; a right loop fails one such set in a thousand."""
-    options = DecodeOptions(max_tokens=3, temperature=1.0, top_k=2)
+    options = options_of(max_tokens=3, temperature=1.0, top_k=2)
     expected: dict[tuple[int, ...], float] = {}
 
     def walk(text: tuple[int, ...], probability: float) -> None:
@@ -349,7 +354,7 @@ def test_sampled_text_has_the_targets_distribution(
 
 
 def test_going_on_draws_on_and_does_not_begin_the_seed_again(toy: SimpleNamespace) -> None:
-    options = DecodeOptions(max_tokens=24, temperature=2.0, seed=5)
+    options = options_of(max_tokens=24, temperature=2.0, seed=5)
     whole = tokens(list(DecodeLoop(toy.target()).decode(PROMPT, options)))
     decoder = DecodeLoop(toy.target())
     found = tokens(list(decoder.decode(PROMPT, replace(options, max_tokens=8))))
@@ -362,7 +367,7 @@ def test_a_stop_token_that_is_the_last_wanted_one_is_a_stop(toy: SimpleNamespace
     text = toy.greedy(PROMPT, 30)
     for stop in {*text}:
         length = text.index(stop) + 1
-        options = DecodeOptions(max_tokens=length, stop_ids=frozenset({stop}))
+        options = options_of(max_tokens=length, stop_ids=frozenset({stop}))
         for num_right in ((0,), (9,), (1, 3)):
             rounds = list(build(toy, num_right)[0].decode(PROMPT, options))
             assert (tokens(rounds), rounds[-1].finish) == (text[:length], "stop")
@@ -371,7 +376,7 @@ def test_a_stop_token_that_is_the_last_wanted_one_is_a_stop(toy: SimpleNamespace
 @pytest.mark.parametrize("temperature", [0.049, 0.01, 1e-6])
 def test_low_temperatures_are_drawn_from(toy: SimpleNamespace, temperature: float) -> None:
     """Two tokens a temperature apart: their shares are 1 to e, far from the greedy choice."""
-    options = DecodeOptions(temperature=temperature)
+    options = options_of(temperature=temperature)
     assert not options.is_greedy
     logits = np.full((1, 4), -100.0, np.float32)
     logits[0, 1:3] = 0.0, -temperature
@@ -397,7 +402,7 @@ def test_drawn_drafts_that_are_cut_keep_what_they_were_drawn_from(length: int) -
         token_ids=np.zeros(length + 1, np.int64),
         logits=np.log(np.tile(p, (length + 1, 1))).astype(np.float32),
     )
-    chooser = Chooser(DecodeOptions(temperature=1.0), rng)
+    chooser = Chooser(options_of(temperature=1.0), rng)
     counts, num_kept = np.zeros(3), 0
     for _ in range(4000):
         offered = Proposal(

@@ -22,7 +22,7 @@ from draftrt.runtime.decoding.reuse import Holdings
 from draftrt.runtime.decoding.stats import Round, Stats
 
 HISTORY = (3, 1, 4, 1, 5, 9, 2, 6)
-OPTIONS = DecodeOptions(max_tokens=12)
+OPTIONS = DecodeOptions(max_tokens=12, schedule="all")
 OPEN_ROWS = 6  # rows of its last call that `StatefulTarget` takes back
 
 
@@ -118,7 +118,7 @@ def test_a_prompt_may_be_computed_whole_all_the_same(toy: SimpleNamespace) -> No
     drafted, _, target, _ = loops(toy, (2,))
     list(drafted.decode(HISTORY, OPTIONS))
     target.calls.clear()
-    cold = DecodeOptions(max_tokens=12, reuse_prefix=False)
+    cold = DecodeOptions(max_tokens=12, schedule="all", reuse_prefix=False)
     assert told(list(drafted.decode(HISTORY, cold))) == (toy.greedy(HISTORY, 12), 0)
     assert target.calls[0] == len(HISTORY)
     assert told(list(drafted.decode(HISTORY, OPTIONS)))[1] == len(HISTORY) - 1

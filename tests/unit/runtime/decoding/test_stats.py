@@ -72,6 +72,8 @@ def test_json_holds_every_figure() -> None:
         "num_tokens",
         "reused_tokens",
         "num_rounds",
+        "lookups",
+        "plain_rounds",
         "acceptance_length",
         "acceptance_rate",
         "acceptance_by_position",

@@ -69,7 +69,7 @@ def test_a_pair_is_timed_with_its_drafter_and_without(toy: SimpleNamespace) -> N
             return decoders[speculate].decode(ids, options)
 
     found = [
-        Own(ToyPair(), DecodeOptions(), speculate=speculate).decode((3, 1, 4), 20)  # type: ignore[arg-type]
+        Own(ToyPair(), DecodeOptions(schedule="all"), speculate=speculate).decode((3, 1, 4), 20)  # type: ignore[arg-type]
         for speculate in (False, True)
     ]
     assert [one.token_ids for one in found] == [tuple(toy.greedy((3, 1, 4), 20))] * 2

@@ -122,7 +122,11 @@ def test_the_rows_threshold_is_applied_and_no_token_ends_the_text(
     replay(0, read_trajectories(write_rows([row]))[0], cast(Pair, pair), block_size=3)
     assert pair.asked == [
         DecodeOptions(
-            max_tokens=5, stop_ids=frozenset(), confidence_threshold=0.15, reuse_prefix=False
+            max_tokens=5,
+            stop_ids=frozenset(),
+            confidence_threshold=0.15,
+            schedule="all",
+            reuse_prefix=False,
         )
     ]
 
