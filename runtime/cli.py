@@ -19,6 +19,7 @@ from draftrt.cli_options import (
     CheckpointPath,
     FiniteRange,
     InputPath,
+    OutputFile,
     device_option,
     ignore_memory_option,
     json_option,
@@ -209,6 +210,16 @@ def grammar_options(function: F) -> F:
 )
 @device_option
 @click.option("--plain", is_flag=True, help="Decode with the target alone.")
+@click.option(
+    "--prefix",
+    type=InputPath(),
+    help="File of --save-prefix: what a prompt shares with it is not computed again.",
+)
+@click.option(
+    "--save-prefix",
+    type=OutputFile(),
+    help="Keep what the caches hold of the last prompt and its text in a file.",
+)
 @threads_option
 @click.option(
     "--map-weights",
@@ -233,6 +244,8 @@ def run(
     backend: str,
     device: str,
     plain: bool,
+    prefix: Path | None,
+    save_prefix: Path | None,
     threads: int,
     map_weights: bool,
     ignore_memory: bool,
@@ -254,6 +267,7 @@ def run(
         threads=threads,
         map_weights=map_weights,
         verify=verify is not Verify.NONE,
+        prefix=prefix,
         ignore_memory=ignore_memory,
     ) as pair:
         form = form.settled(pair.template, requests)
@@ -276,6 +290,9 @@ def run(
                 if number > 1:
                     click.echo()
                 _print_text(pair, ids, options, stop, grammar, speculate=not plain)
+        if save_prefix is not None:
+            count = pair.save_prefix(save_prefix)
+            click.echo(f"saved: {count} tokens in {printable(str(save_prefix))}", err=True)
 
 
 def _requests(

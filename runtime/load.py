@@ -20,6 +20,7 @@ from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.options import whole_number
 from draftrt.runtime.decoding.schedule import where
 from draftrt.runtime.pair import Pair
+from draftrt.runtime.prefix import hash_of_graphs
 from draftrt.runtime.targets.base import SNAPSHOT_BYTES, Target
 from draftrt.runtime.targets.graph import GraphTarget
 from draftrt.runtime.targets.huggingface import HfTarget, check_same_target, say_recomputed
@@ -39,6 +40,7 @@ def load(
     map_weights: bool = False,
     verify: bool = True,
     snapshot_bytes: int = SNAPSHOT_BYTES,
+    prefix: Path | str | None = None,
     ignore_memory: bool = False,
 ) -> Pair:
     """Load a bundle and its target.
@@ -59,12 +61,14 @@ def load(
             time on this machine, samples of large files later; see docs/bundle.md.
         snapshot_bytes: most bytes kept of a target's states, to go back to earlier lengths; 0
             keeps none, and going back computes all tokens again. Other targets need none.
+        prefix: file of `Pair.save_prefix`, whose tokens need no computing again.
         ignore_memory: load even what takes more memory than this process can have.
 
     Raises:
         OptionError: snapshot bytes that are no whole number of at least 0.
         BundleError: no bundle there, its files changed, or it lacks the graph asked for.
         BackendError: a package, provider, plan or the target's folder is missing, or memory is.
+        UnsupportedError: a saved prefix for models that do not run on ONNX Runtime.
         SpecError: the folder holds another model than the bundle was exported for.
     """
     most_bytes = _checked_bytes(snapshot_bytes)
@@ -105,18 +109,38 @@ def load(
     name = where(
         port=port, backend=backend, device=device, threads=threads, maps_weights=map_weights
     )
-    costs = bundle.manifest.costs.get(name)
-    tokenizer = bundle.file("tokenizer")
+    return _begun(_paired(bundle, model, drafter, stop_ids, name), prefix)
+
+
+def _paired(
+    bundle: Bundle,
+    target: Target,
+    drafter: DraftSession | None,
+    stop_ids: frozenset[int],
+    runs_as: str,
+) -> Pair:
     facts = bundle.manifest.target
     return Pair(
-        model,
+        target,
         drafter,
-        tokenizer,
+        bundle.file("tokenizer"),
         stop_ids,
-        runs_as=name,
-        costs=costs,
+        runs_as=runs_as,
+        costs=bundle.manifest.costs.get(runs_as),
         num_ids=facts.table_rows or facts.vocab_size,
+        graphs=hash_of_graphs(bundle),
     )
+
+
+def _begun(pair: Pair, prefix: Path | str | None) -> Pair:
+    """Return a pair with the caches of a saved prefix."""
+    if prefix is not None:
+        try:
+            pair.load_prefix(prefix)
+        except BaseException:
+            pair.close()
+            raise
+    return pair
 
 
 def _checked_bytes(given: int) -> int:

@@ -34,6 +34,7 @@ from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.reuse import Holdings
 from draftrt.runtime.decoding.stats import FinishReason, Round, Stats
 from draftrt.runtime.decoding.turns import InTurns, Turn
+from draftrt.runtime.prefix import Models, load_prefix, save_prefix
 from draftrt.runtime.prompts import encode_prompt, no_variables
 from draftrt.runtime.targets.base import Target
 from draftrt.runtime.text.chat import ChatTemplate, Message
@@ -107,6 +108,7 @@ class Pair(Closing):
         runs_as: str = "",
         costs: Costs | None = None,
         num_ids: int | None = None,
+        graphs: str = "",
     ) -> None:
         """Put the parts together; see `draftrt.load`.
 
@@ -118,18 +120,20 @@ class Pair(Closing):
             runs_as: what runs it, in words.
             costs: times measured for this way to run the bundle.
             num_ids: ids that the target's table has rows for; None leaves their range unchecked.
+            graphs: hash of what the graphs compute, for saved prefixes.
         """
         self.target = target
         self.drafter = drafter
         self.stop_ids = stop_ids
+        self._models = Models(target, drafter, graphs)
         self._num_ids = num_ids
         self.runs_as = runs_as
         self.costs = costs
         self.template = ChatTemplate(tokenizer_dir)
         self._tokenizer = load_tokenizer(tokenizer_dir)
-        held = Holdings()
-        self.decoder = DecodeLoop(target, drafter, costs, held=held)
-        self._plain = DecodeLoop(target, held=held)
+        self._held = Holdings()
+        self.decoder = DecodeLoop(target, drafter, costs, held=self._held)
+        self._plain = DecodeLoop(target, held=self._held)
         self._turn = Turn()
 
     def encode(
@@ -239,6 +243,29 @@ class Pair(Closing):
             finish=chunks[-1].finish or "length",
             stats=Stats.of(chunk.round for chunk in chunks),
         )
+
+    def save_prefix(self, path: Path | str) -> int:
+        """Keep what the caches hold of the last text in a file, and return how many tokens.
+
+        ``load(..., prefix=path)`` begins with them: a prompt that begins alike computes the rest.
+        For a system prompt: generate one token behind it, then save.
+
+        Raises:
+            BundleError: nothing was decoded yet, or the file cannot be written.
+            UnsupportedError: target or drafter do not run on ONNX Runtime.
+        """
+        with self._turn:
+            return save_prefix(Path(path), self._models, self._held)
+
+    def load_prefix(self, path: Path | str) -> int:
+        """Take the caches of a file of `save_prefix`; return how many tokens they hold.
+
+        Raises:
+            BundleError: no such file, a damaged one, or one of another bundle.
+            UnsupportedError: target or drafter do not run on ONNX Runtime.
+        """
+        with self._turn:
+            return load_prefix(Path(path), self._models, self._held)
 
     def close(self) -> None:
         """Free target, drafter and template, after the call that runs in another thread."""

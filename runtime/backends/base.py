@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -81,6 +81,21 @@ class StateSession(GraphSession, Protocol):
 
         Raises:
             FeedError: they are not all states of this graph; nothing was changed.
+        """
+
+
+@runtime_checkable
+class RowSession(Protocol):
+    """A session whose caches can be read and written from the host."""
+
+    def rows(self, count: int) -> dict[str, NDArray[Any]]:
+        """Return copies of the first rows of every cache, by the input's name."""
+
+    def put_rows(self, rows: Arrays) -> None:
+        """Write the first rows of every cache.
+
+        Raises:
+            FeedError: they are not rows of these caches; nothing was changed.
         """
 
 

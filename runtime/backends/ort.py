@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftrt.errors import BackendError, BundleError
+from draftrt.errors import BackendError, BundleError, FeedError
 from draftrt.lifecycle import Closing
 from draftrt.onnx_session import (
     AS_WRITTEN,
@@ -144,6 +144,26 @@ class OrtSession(Closing):
         """Return a copy of every cache, by the name of the output that it is."""
         named = {tensor.alias: tensor.name for tensor in self._signature.outputs if tensor.alias}
         return {named[name]: cache.numpy().copy() for name, cache in self._caches.items()}
+
+    def rows(self, count: int) -> dict[str, NDArray[Any]]:
+        """Return copies of the first rows of every cache, by the input's name."""
+        return {name: cache.numpy()[:, :, :count].copy() for name, cache in self._caches.items()}
+
+    def put_rows(self, rows: Arrays) -> None:
+        """Write the first rows of every cache; see `draftrt.runtime.backends.base.RowSession`."""
+        counts = {array.shape[2] for array in rows.values() if array.ndim == 4}
+        count = max(counts, default=0)
+        expected = {
+            spec.name: (*spec.shape[:2], count, spec.shape[3], spec.dtype) for spec in self._specs
+        }
+        got = {name: (*array.shape, str(array.dtype)) for name, array in rows.items()}
+        if got != expected or count > self._most_rows:
+            raise FeedError(f"rows of caches: got {got!r:.300}, expected {expected!r:.300}")
+        self._reserve(count)
+        for name, array in rows.items():
+            content = np.zeros_like(self._caches[name].numpy())
+            content[:, :, :count] = array
+            self._caches[name].update_inplace(content)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """Return copies of the states; see `draftrt.runtime.backends.base.StateSession`."""

@@ -58,6 +58,7 @@ between lines with \"\"\" may have many. //TEXT says /TEXT."""
     help="Colour the tokens that were drafted and kept; the target's own stay as they are.",
 )
 @click.option("--plain", is_flag=True, help="Begin with the target alone.")
+@click.option("--prefix", type=InputPath(), help="File of draftrt run --save-prefix.")
 @click.option("--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True)
 @device_option
 @threads_option
@@ -72,6 +73,7 @@ def chat(
     stop: tuple[str, ...],
     show_drafts: bool,
     plain: bool,
+    prefix: Path | None,
     backend: str,
     device: str,
     threads: int,
@@ -90,6 +92,7 @@ def chat(
         device=device,
         threads=threads,
         verify=verify is not Verify.NONE,
+        prefix=prefix,
     ) as pair:
         talk = Conversation(form.settled(pair.template, ()), speculate=not plain)
         lines = Lines()

@@ -58,6 +58,11 @@ class DraftSession:
             self._greedy_walk = {NOISE: zero, INVERSE_TEMPERATURE: one}
 
     @property
+    def session(self) -> GraphSession:
+        """What runs the graph."""
+        return self._session
+
+    @property
     def cache_bytes_per_token(self) -> int:
         """Bytes of K/V that one token takes in all layers together."""
         return cache_bytes(self._session.signature) // self.capacity

@@ -78,6 +78,17 @@ class Holdings:
         if drafter is not None:
             self._drafter = now
 
+    def noted(
+        self, target: Target, drafter: DraftSession | None
+    ) -> tuple[Committed | None, Committed | None]:
+        """Return the text that the target holds, and the drafter where it holds the same one."""
+        now, drafted = self._target, self._drafter
+        if now is None or now.generation != target.generation:
+            return None, None
+        if drafter is None or drafted is not now or drafted.generation != drafter.generation:
+            return now, None
+        return now, drafted
+
     def start(
         self, prompt_ids: Sequence[int], target: Target, drafter: DraftSession | None
     ) -> Start:

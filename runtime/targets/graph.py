@@ -9,6 +9,7 @@ drafter is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -163,6 +164,29 @@ class GraphTarget:
             self._put_back(snapshot)
         if self.length < snapshot.length:
             self.prefill(np.array(snapshot.token_ids[self.length :], np.int64))
+
+    @property
+    def session(self) -> GraphSession:
+        """What runs the graph."""
+        return self._session
+
+    def take_over(self, token_ids: Sequence[int], snapshot: Snapshot) -> None:
+        """Count rows that were written into the caches as those of a text.
+
+        Args:
+            token_ids: of the text.
+            snapshot: of its end, with the states of a graph that has some.
+
+        Raises:
+            FeedError: states of another graph.
+        """
+        self.length = self.generation = 0
+        self._cached.cut(0)
+        self._cached.end(0, token_ids)
+        if self._last_call is None:
+            self.length = len(token_ids)
+        else:
+            self.restore(snapshot)
 
     @property
     def kept_lengths(self) -> tuple[int, ...]:

@@ -64,3 +64,15 @@ def test_prompts_behind_other_texts_have_the_ids_of_prompts_computed_whole(bundl
     found = json.loads(call("validate", "reuse", bundle, *words))
     assert found["same"]
     assert found["reused_tokens"] > found["prompt_tokens"] / 3
+
+
+def test_a_saved_prefix_brings_the_states_back(bundle: Path, tmp_path: Path) -> None:
+    told = json.loads(EXPECTED.read_text())[0]
+    ids, few = told["prompt_ids"], DecodeOptions(max_tokens=30, stop_ids=frozenset())
+    with draftrt.load(bundle) as pair:
+        pair.generate(ids, DecodeOptions(max_tokens=1))
+        pair.save_prefix(tmp_path / "a.prefix")
+    with draftrt.load(bundle, prefix=tmp_path / "a.prefix") as pair:
+        warm = pair.generate(ids, few)
+    assert list(warm.token_ids) == told["output_ids"][:30]
+    assert warm.stats.reused_tokens == len(ids) - 1

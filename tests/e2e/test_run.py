@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 import draftrt
 from draftrt.bundle import Bundle
 from draftrt.cli import group
+from draftrt.errors import BundleError
 from draftrt.runtime.cli import explanation
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.load import load
@@ -384,3 +385,55 @@ def test_a_reuse_of_the_wrong_tokens_is_found(
     done = run_cli("validate", "reuse", bundle, *SMALL, *words)
     assert done.exit_code == 3, done.output
     assert "DIFFERENT" in done.stdout
+
+
+SYSTEM = {"role": "system", "content": "Answer as short as you can. " * 4}
+
+
+def asked(text: str) -> list[dict[str, str]]:
+    return [SYSTEM, {"role": "user", "content": text}]
+
+
+def test_a_saved_prefix_is_not_computed_again(bundle: Path, tmp_path: Path) -> None:
+    file, few = tmp_path / "system.prefix", DecodeOptions(max_tokens=24, schedule="all")
+    with load(bundle) as pair:
+        pair.generate(asked("a song"), DecodeOptions(max_tokens=1))
+        count = pair.save_prefix(file)
+        cold = pair.generate(asked("a table"), replace(few, reuse_prefix=False))
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+    with load(bundle, prefix=file) as pair:
+        warm = pair.generate(asked("a table"), few)
+    assert warm.token_ids == cold.token_ids
+    assert count > warm.stats.reused_tokens > 50
+    assert warm.stats.accepted == cold.stats.accepted  # the drafter's context came back too
+    done = run_cli(
+        *("run", bundle, "--prompt", "a table", "--system", SYSTEM["content"], "--json"),
+        *("--prefix", file, "--save-prefix", tmp_path / "longer.prefix", "--max-tokens", 24),
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["reused_tokens"] == warm.stats.reused_tokens
+    assert f"saved: {len(cold.prompt_ids) + 23} tokens in" in done.stderr
+
+
+def test_a_prefix_of_another_bundle_or_a_damaged_one_is_refused(
+    bundle: Path, pair: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "system.prefix"
+    with load(bundle) as opened:
+        with pytest.raises(BundleError, match="no text to save"):
+            opened.save_prefix(file)
+        opened.generate("a song", DecodeOptions(max_tokens=2))
+        opened.save_prefix(file)
+    out = tmp_path / "other"
+    run_cli("export", "--target", pair / "tiny-target", "-o", out, "--max-context", 160)
+    with pytest.raises(BundleError, match="the keys and values of another model"):
+        load(out, prefix=file)
+    whole = file.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 64
+    for content in (whole[: len(whole) // 2], whole[:3], b"", bytes(flipped), b"\x80\x04N."):
+        file.write_bytes(content)
+        with pytest.raises(BundleError, match="no saved prefix"):
+            load(bundle, prefix=file)
+    with pytest.raises(BundleError, match="No such file"):
+        load(bundle, prefix=tmp_path / "none")

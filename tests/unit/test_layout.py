@@ -56,6 +56,7 @@ LADDERS = {
         "prompt_options",
         "load",
         "pair",
+        "prefix",
         "prompts",
         "text",
         "decoding",

@@ -16,7 +16,7 @@ from draftrt.runtime.decoding.drafter import DraftSession
 from draftrt.runtime.decoding.lookup import TextIndex
 from draftrt.runtime.decoding.loop import DecodeLoop, paces
 from draftrt.runtime.decoding.options import DecodeOptions
-from draftrt.runtime.decoding.pace import RoundChoice, Odds, Pace, fastest
+from draftrt.runtime.decoding.pace import Odds, Pace, RoundChoice, fastest
 from draftrt.runtime.decoding.stats import Round
 from tests.unit.runtime.decoding.test_sampled_exact import chi_square
 
