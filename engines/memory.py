@@ -45,6 +45,8 @@ class GraphMemory:
         scratch: estimate of what a call needs besides.
         plan: size of a plan file, predicted; it is what the weights take on the device.
         build: peak resident memory of the build, predicted.
+        snapshot: one copy of the states, which a runtime keeps on the host to go back to; 0
+            without any.
     """
 
     weights: int
@@ -53,6 +55,7 @@ class GraphMemory:
     scratch: int
     plan: int
     build: int
+    snapshot: int = 0
 
     @property
     def device(self) -> int:
@@ -94,6 +97,7 @@ def graph_memory(
         scratch=SCRATCH_BYTES + 2 * sum(_bytes(t, largest) for t in passed),
         plan=weights + PLAN_BYTES + own + steps * PLAN_STEP_BYTES,
         build=BUILD_BYTES + layers * BUILD_LAYER_BYTES + round(BUILD_FACTOR * weights),
+        snapshot=state_bytes(signature) // 2,
     )
 
 

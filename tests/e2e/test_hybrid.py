@@ -76,3 +76,13 @@ def test_a_saved_prefix_brings_the_states_back(bundle: Path, tmp_path: Path) -> 
         warm = pair.generate(ids, few)
     assert list(warm.token_ids) == told["output_ids"][:30]
     assert warm.stats.reused_tokens == len(ids) - 1
+
+
+def test_a_plan_tells_the_bytes_of_a_snapshot(bundle: Path, assets: Path) -> None:
+    words = (assets / "tiny-hybrid-dflash", "--target", assets / "tiny-hybrid")
+    told = json.loads(call("plan", *words, "--precision", "fp32", "--json"))
+    with draftrt.load(bundle) as pair:
+        pair.generate((1, 2, 3), DecodeOptions(max_tokens=2))
+        taken = pair.target.snapshot().num_bytes
+    assert told["graphs"]["target"]["snapshot"] == taken > 0
+    assert told["graphs"]["draft"]["snapshot"] == 0

@@ -31,6 +31,7 @@ from draftrt.export.config.keys import of_draft
 from draftrt.export.options import MOST_CONTEXT, ExportOptions, WeightMode
 from draftrt.manifest import Costs
 from draftrt.quantization import Part, Prefer, Scheme
+from draftrt.runtime.targets.base import SNAPSHOT_BYTES
 from draftrt.spec import Precision
 from draftrt.validate.capacity.capacity import (
     ACCEPTANCES,
@@ -219,6 +220,12 @@ def as_text(plan: Capacity, devices: Sequence[Device]) -> list[str]:
         )
         + f"{_size(max(graph.build for graph in plan.graphs.values()))} peak to build",
     ]
+    if most := max(graph.snapshot for graph in plan.graphs.values()):
+        kept = SNAPSHOT_BYTES // most
+        lines.append(
+            f"        {_size(most)} for each snapshot of the states, {kept} of them at most where "
+            f"{_size(SNAPSHOT_BYTES)} are kept, as by default"
+        )
     if plan.remark:
         lines.append(f"note    {plan.remark}")
     for name, costs in plan.costs.items():
