@@ -350,9 +350,15 @@ class DecodeLoop:
             return Offer(NOTHING, "none")
         if not paces(options):
             return Offer(self._drafted(now, options), "drafter")
-        self._text.follow(now.token_ids)
-        agreed, found = self._text.find(most)
-        choice = self._pace.choose(agreed, len(found))
+        agreed, found = 0, list[int]()
+
+        def find() -> tuple[int, int]:
+            nonlocal agreed, found
+            self._text.follow(now.token_ids)
+            agreed, found = self._text.find(most)
+            return agreed, len(found)
+
+        choice = self._pace.choose(find)
         proposal = NOTHING
         if choice.source == "text":
             proposal = Proposal(token_ids=np.array(found[: choice.length], np.int64))

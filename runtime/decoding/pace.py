@@ -12,21 +12,24 @@ it decides about, so that decoding stays lossless (see `draftrt.runtime.decoding
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from draftrt.manifest import Costs, interpolated
+from draftrt.manifest import Costs
 from draftrt.runtime.decoding.lookup import LONGEST, SHORTEST
 from draftrt.runtime.decoding.schedule import survival_length
 from draftrt.runtime.decoding.stats import Source
 
 FIRST_GUESS = 0.7  # of a drafter's draft, before any was verified
-FIRST_LOOKUP = {2: 0.3, 3: 0.5, 4: 0.7}  # of a draft from the text, by the tokens that agree
+FIRST_LOOKUP = {2: 0.1, 3: 0.3, 4: 0.5}  # of a draft from the text, by the tokens that agree
 REST = (8, 128)  # rounds without the drafter: the first time, and at most
 HOPE = 0.6  # a drafter that is tried again is taken to be this good
 MEMORY = 0.9  # weight of what was known, a round later
 SLOWER = 0.9  # weight of a known time, when another is measured
+CLEAR, HELD = 1.3, 3  # times plain decoding: then the next rounds are like this one
+REUSED = 8  # rounds that take the same times before they are worked out again
 FEW = 3  # measurements of which the least counts
+ENOUGH = 0.5  # of all drafts kept by the drafter: then the text is not asked
 OUTLIER = 2.0  # times further off than this factor count as this far off
 
 
@@ -60,14 +63,16 @@ class Times:
     """Milliseconds of a drafter's call, and of a target's by its rows."""
 
     def __init__(self, costs: Costs | None) -> None:
-        self._draft = Measured(None if costs is None else costs.draft_ms)
+        self._draft = None if costs is None else Measured(costs.draft_ms, FEW)
         known = {} if costs is None else costs.verify_ms
-        self._verify = {rows: Measured(ms) for rows, ms in known.items()}
+        self._verify = {rows: Measured(ms, FEW) for rows, ms in known.items()}
+        self._rounds: list[float] = []
+        self._notes = 0
 
     @property
     def has_draft(self) -> bool:
         """Whether the drafter was timed."""
-        return self._draft.ms is not None
+        return self._draft is not None
 
     @property
     def is_known(self) -> bool:
@@ -76,20 +81,37 @@ class Times:
 
     def note_draft(self, ms: float) -> None:
         """Learn from a call of the drafter."""
-        self._draft.note(ms)
+        if self._draft is None:
+            self._draft = Measured(ms)
+        else:
+            self._draft.note(ms)
 
     def note_verify(self, rows: int, ms: float) -> None:
         """Learn from a call of the target."""
-        self._verify.setdefault(rows, Measured()).note(ms)
+        self._notes += 1
+        if rows in self._verify:
+            self._verify[rows].note(ms)
+        else:
+            self._verify[rows], self._notes = Measured(ms), 0
 
     def rounds(self, num_drafts: int) -> list[float]:
-        """Return the time of the target's call that verifies 0, 1, ... ``num_drafts`` drafts."""
-        known = {rows: one.ms for rows, one in self._verify.items() if one.ms is not None}
-        return [interpolated(known, 1 + count) for count in range(num_drafts + 1)]
+        """Return the time of the target's call that verifies 0, 1, ... ``num_drafts`` drafts.
+
+        Single times are too uneven to be compared: the rows beyond the first cost the same each,
+        as the least squares of all measured calls have it, and never less than nothing.
+        """
+        if len(self._rounds) == num_drafts + 1 and self._notes % REUSED:
+            return self._rounds
+        plain = self._verify[1].ms
+        known = [(rows - 1, one.ms - plain) for rows, one in self._verify.items() if rows > 1]
+        slope = sum(x * y for x, y in known) / sum(x * x for x, _ in known)
+        self._rounds = [plain + max(slope, 0.0) * count for count in range(num_drafts + 1)]
+        return self._rounds
 
     def drafted(self, verify_ms: Sequence[float]) -> list[float]:
         """Return such times with the drafter's call before."""
-        return [(self._draft.ms or 0.0) + ms for ms in verify_ms]
+        drafting = 0.0 if self._draft is None else self._draft.ms
+        return [drafting + ms for ms in verify_ms]
 
 
 class Measured:
@@ -99,15 +121,15 @@ class Measured:
     move it slowly.
     """
 
-    def __init__(self, ms: float | None = None) -> None:
+    def __init__(self, ms: float, count: int = 1) -> None:
         self.ms = ms
-        self._count = 0 if ms is None else FEW
+        self._count = count
 
     def note(self, ms: float) -> None:
         """Take one more measurement."""
         self._count += 1
-        if self.ms is None or self._count <= FEW:
-            self.ms = ms if self.ms is None else min(self.ms, ms)
+        if self._count <= FEW:
+            self.ms = min(self.ms, ms)
         else:
             near = min(max(ms, self.ms / OUTLIER), self.ms * OUTLIER)
             self.ms = SLOWER * self.ms + (1 - SLOWER) * near
@@ -145,31 +167,40 @@ class Pace:
         }
         self._rest, self._left = REST[0], 0
         self._is_trial = False
+        self._choice, self._held = RoundChoice("none", 0), 0
 
     def begin(self) -> None:
         """Take note that another text begins: a drafter that rests is tried soon."""
         self._rest = max(REST[0], self._rest // 4)
         self._left = min(self._left, REST[0] // 2)
+        self._held = 0
 
-    def choose(self, agreed: int, num_found: int) -> RoundChoice:
+    def choose(self, find: Callable[[], tuple[int, int]]) -> RoundChoice:
         """Return whose drafts to verify.
 
         Args:
-            agreed: last tokens that stood in the text before; 0 for none.
-            num_found: drafts that were found behind them.
+            find: looks into the text: how many last tokens stood in it before, 0 for none, and how
+                many drafts followed them there. Asked where the drafter leaves something to gain.
         """
+        if self._held:
+            self._held -= 1
+            return self._choice
         if not self.times.is_known:
             return self._first()
         verify_ms = self.times.rounds(self._most)
         plain = 1 / verify_ms[0]
-        copied = RoundChoice("text", 0), 0.0
-        if agreed:
-            length, rate = fastest(self._text[agreed].estimates()[:num_found], verify_ms)
-            copied = RoundChoice("text", length), rate if length else 0.0
         drafted = self._drafted(self.times.drafted(verify_ms), plain)
+        copied = RoundChoice("text", 0), 0.0
+        if drafted[1] * verify_ms[-1] < ENOUGH * self._most:
+            agreed, found = find()
+            if agreed:
+                length, rate = fastest(self._text[agreed].estimates()[:found], verify_ms)
+                copied = RoundChoice("text", length), rate if length else 0.0
         best, rate = max((copied, drafted), key=lambda one: one[1])
         if self._is_trial and best.source == "drafter":
             return best
+        if best.source == "drafter" and rate > CLEAR * plain:
+            self._choice, self._held = best, HELD
         return best if rate > plain else RoundChoice("none", 0)
 
     def _first(self) -> RoundChoice:

@@ -315,7 +315,9 @@ class GraphTarget:
 
 def _padded(values: NDArray[np.int64], least: int) -> NDArray[np.int64]:
     """Return the values, the last one repeated up to ``least`` of them."""
-    return np.pad(values, (0, max(least - len(values), 0)), mode="edge")
+    if len(values) >= least:
+        return values
+    return np.pad(values, (0, least - len(values)), mode="edge")
 
 
 def _joined(arrays: list[NDArray[Any]], axis: int = 0) -> NDArray[Any]:

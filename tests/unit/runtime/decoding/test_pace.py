@@ -101,7 +101,7 @@ class Bench:
         spent, done, waited = 0.0, 0, 0
         self.pace.begin()
         while done < num_tokens:
-            choice = self.pace.choose(agreed, DRAFTS if agreed else 0)
+            choice = self.pace.choose(lambda: (agreed, DRAFTS if agreed else 0))
             odds = {"drafter": kept, "text": copied, "none": 0.0}[choice.source]
             drafted = choice.source == "drafter"
             length = self.pace.cut(None, choice.length) if drafted else choice.length
@@ -199,10 +199,13 @@ def build(
     return DecodeLoop(target, DraftSession(spec, toy.session(signature, num_right))), target
 
 
-def at_random(pace: Pace, rng: np.random.Generator) -> Callable[[int, int], RoundChoice]:
+def at_random(
+    pace: Pace, rng: np.random.Generator
+) -> Callable[[Callable[[], tuple[int, int]]], RoundChoice]:
     """Choices that look at nothing."""
 
-    def choose(agreed: int, num_found: int) -> RoundChoice:
+    def choose(find: Callable[[], tuple[int, int]]) -> RoundChoice:
+        agreed, num_found = find()
         source = rng.choice(["drafter", "text", "none"] if agreed else ["drafter", "none"])
         most = {"drafter": 4, "text": num_found, "none": 0}[str(source)]
         return RoundChoice(str(source), int(rng.integers(0, most + 1)))  # type: ignore[arg-type]
