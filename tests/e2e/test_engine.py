@@ -73,7 +73,7 @@ def test_a_bf16_bundle_is_checked_through_an_fp32_export_that_is_not_kept(tmp_pa
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert [one["step"] for one in found["steps"]] == STEPS[:-1]
-    assert found["steps"][3]["result"].endswith("fp32")
+    assert found["steps"][3]["result"].endswith("bf16, the target too")
     assert (found["text"], found["acceptance_length"]) == (None, None)
     assert "no bf16 kernels on this CPU" in done.stderr
     assert Bundle.open(out).graph().precision is Precision.BF16

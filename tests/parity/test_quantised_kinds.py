@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from draftrt.bundle import Bundle
+from draftrt.bundle import Bundle, hash_files, write_manifest
 from draftrt.bundle_files import read_manifest
 from draftrt.cli import group
 from draftrt.quantization import parse_quantization
@@ -115,8 +116,7 @@ def test_the_gate_for_large_models_takes_quantised_weights(
     done = export(tmp_path / "out", MIXED, "--precision", precision)
     assert done.exit_code == 0, done.output
     assert done.output.count("rows of all") == 2
-    assert done.output.count("same as PyTorch") == 2
-    assert done.output.count("from PyTorch") == 2
+    assert done.output.count("same as PyTorch") == 4  # rounds and kinds of layers
 
 
 def test_a_compat_graph_takes_int8(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_bundle_from_before_quantisation_still_opens(int4: Path, tmp_path: Pat
 def test_int4_plans_are_built_for_three_sms(int4: Path, graph: str) -> None:
     done = run("build", int4, "--sm", "86,89,120", "--graph", graph, "--json")
     assert done.exit_code == 0, done.output
-    plan = json.loads(done.stdout)
+    [plan] = json.loads(done.stdout)
     assert plan["sms"] == [86, 89, 120]
 
 
@@ -196,6 +196,7 @@ def test_ranges_end_in_3_when_a_product_overflows(int4: Path, tmp_path: Path) ->
     data = np.memmap(out / "draft.onnx.data", dtype=np.float16, mode="r+", offset=place["offset"])
     data[: place["length"] // 2] *= 5e4
     data.flush()
+    write_manifest(out, replace(read_manifest(out), files=hash_files(out)))
     spoilt = run("validate", "ranges", out)
     assert spoilt.exit_code == 3, spoilt.output
     assert "float16 overflows with features up to 60000" in spoilt.output
