@@ -31,7 +31,7 @@ TEMPLATE_VAR ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := export,grammar,hf,hub,ort,rtx,validate
+EXTRAS := export,grammar,hf,hub,ort,rtx,serve,validate
 
 # What Python compiles is kept, whatever the caller's settings, and within the environment.
 export PYTHONDONTWRITEBYTECODE :=

@@ -41,6 +41,7 @@ COMMANDS = {
     ),
     "run": ("draftrt.runtime.cli", "run", "Decode a prompt with drafter and target."),
     "chat": ("draftrt.runtime.chat.cli", "chat", "Talk with a drafter and its target."),
+    "serve": ("draftrt.runtime.server.cli", "serve", "Serve OpenAI's schema and a page."),
     "bench": (
         "draftrt.validate.bench.cli",
         "bench",

@@ -105,6 +105,9 @@ NEEDS: dict[str, Callable[[], str]] = {
     "ONNX Runtime without CUDA": without_cuda,
     "a file system of its own at /dev/shm": other_file_system,
     "to mount": no_mount,
+    "chromium": lambda: missing_program("chromium"),
+    "curl": lambda: missing_program("curl"),
+    "node": lambda: missing_program("node"),
     "make": lambda: missing_program("make"),
     "cc": lambda: missing_program("cc"),
 }

@@ -49,7 +49,9 @@ def exported(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return out, int(done.stdout.split("peak ")[1])
 
 
-INSTALLATION = 30 * 10**6  # packages that are not compiled yet, or another allocator, take so much
+# Packages that are not compiled yet, another allocator, or a kernel that maps the files of a fresh
+# installation in pages of 2 MB: the same process takes so much more on one machine than on another.
+INSTALLATION = 90 * 10**6
 
 
 def near(found: float, predicted: float, slack: float = 0.0) -> bool:

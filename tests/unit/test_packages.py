@@ -51,6 +51,7 @@ WORDS = {
     "build": ["{bundle}", "--sm", "86"],
     "run": ["{bundle}", "--prompt", "a", "--max-tokens", "8"],
     "chat": ["{bundle}"],
+    "serve": ["{bundle}", "--port", "0", "--host", "203.0.113.1", "--no-auth"],
     "bench": ["{bundle}", "--prompts", "{prompts}", "--raw", "--max-tokens", "8"],
     "engine": [DRAFT, "--target", TARGET, "-o", "{out}", "--sm", "86"],
     "report": ["{bundle}", "-o", "{out}"],
