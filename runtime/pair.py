@@ -159,6 +159,10 @@ class Pair(Closing):
         """Return a token as the tokenizer writes it, as ``<|im_end|>``, or its number."""
         return self._tokenizer.id_to_token(token) or str(token)
 
+    def token_text(self, token: int) -> str:
+        """Return what a token alone is as a text."""
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
     def rounds(
         self,
         prompt_ids: Sequence[int],
@@ -343,7 +347,8 @@ def _chunks(
             if one.finish and not stops.found:
                 pieces[-1] += stops.push(text.flush()) + stops.flush()
             finish: FinishReason | None = "stop" if stops.found else one.finish
-            cut = replace(one, token_ids=tuple(kept), finish=finish)
+            told = None if one.logprobs is None else one.logprobs[: len(kept)]
+            cut = replace(one, token_ids=tuple(kept), finish=finish, logprobs=told)
             yield Chunk(
                 text="".join(pieces),
                 pieces=tuple(pieces),

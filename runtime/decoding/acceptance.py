@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from draftrt.runtime.decoding.grammar import GrammarMatcher
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.decoding.proposal import DraftDistribution, Proposal
+from draftrt.runtime.decoding.stats import TokenLogprobs
 from draftrt.runtime.targets.base import TargetRows
 
 
@@ -50,7 +51,7 @@ class Chooser:
             and options.repetition_penalty == 1
             and not (options.min_tokens > 0 and options.stop_ids)
         )
-        self.want_logits = not self._is_plain or grammar is not None
+        self.want_logits = not self._is_plain or grammar is not None or options.logprobs is not None
         self._options = options
         self._rng = rng
         self.grammar = grammar
@@ -68,7 +69,7 @@ class Chooser:
         """
         drafts: list[int] = proposal.token_ids.tolist()
         chosen: list[int] = rows.token_ids.tolist()
-        if not self.want_logits:
+        if self._is_plain and self.grammar is None:
             return accept_matching(drafts, chosen.__getitem__)
         view = _RowView(self._options, rows.logits, drafts, text_ids, num_new, self.grammar)
         if self._is_plain:
@@ -83,6 +84,29 @@ class Chooser:
             lambda row: probabilities(view.scores(row), self._options),
             self._rng,
         )
+
+
+def logprobs_of(
+    rows: TargetRows, token_ids: Sequence[int], count: int | None
+) -> tuple[TokenLogprobs, ...] | None:
+    """Return the log probabilities of a round's tokens: a log softmax of the target's own logits.
+
+    Args:
+        rows: what the target said before each of them.
+        token_ids: the tokens.
+        count: likeliest ones to tell beside each; None: nothing is told.
+    """
+    if count is None or rows.logits is None:
+        return None
+    told = []
+    for logits, token in zip(rows.logits, token_ids, strict=False):
+        wide = logits.astype(np.float64)
+        shifted = wide - wide.max()
+        found = shifted - np.log(np.exp(shifted).sum())
+        best = np.argsort(-found, kind="stable")[:count]
+        top = tuple((int(one), float(found[one])) for one in best)
+        told.append(TokenLogprobs(int(token), float(found[token]), top))
+    return tuple(told)
 
 
 class _RowView:

@@ -20,7 +20,7 @@ import numpy as np
 
 from draftrt.errors import BusyError, FeedError, UnsupportedError
 from draftrt.manifest import Costs
-from draftrt.runtime.decoding.acceptance import Chooser
+from draftrt.runtime.decoding.acceptance import Chooser, logprobs_of
 from draftrt.runtime.decoding.drafter import DraftSession, check_feature_size
 from draftrt.runtime.decoding.grammar import GrammarMatcher
 from draftrt.runtime.decoding.lookup import TextIndex
@@ -262,6 +262,7 @@ class DecodeLoop:
             verify_s=verified - started,
             host_s=perf_counter() - verified,
             finish=finish,
+            logprobs=logprobs_of(rows, tokens, options.logprobs),
         )
 
     def _start(self, prompt_ids: tuple[int, ...], options: DecodeOptions) -> Start:
@@ -338,6 +339,7 @@ class DecodeLoop:
             draft_s=draft_s,
             verify_s=verify_s,
             finish=finish,
+            logprobs=logprobs_of(rows, tokens, options.logprobs),
             host_s=perf_counter() - started - draft_s - verify_s,
         )
 

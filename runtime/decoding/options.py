@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from draftrt.errors import OptionError
 
 MOST_PENALTY = 1e6  # of repetition, and its inverse the least: no score overflows
+MOST_LOGPROBS = 20
 ProposalKind = Literal["argmax", "sampled"]
 PROPOSALS: tuple[ProposalKind, ...] = get_args(ProposalKind)
 ScheduleKind = Literal["auto", "all", "survival"]
@@ -46,6 +47,8 @@ class DecodeOptions:
         proposal: how drafts are chosen: the most probable ones, or draws at this temperature.
         reuse_prefix: begin behind the tokens that the prompt shares with the text before, where the
             caches still hold them; False computes the whole prompt.
+        logprobs: tell the log probability of each new token and of so many likeliest ones, as the
+            target has them, whatever the temperature; None tells none.
     """
 
     max_tokens: int | None = None
@@ -61,6 +64,7 @@ class DecodeOptions:
     schedule: ScheduleKind = "auto"
     proposal: ProposalKind = "argmax"
     reuse_prefix: bool = True
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong kind or out of range.
@@ -103,16 +107,18 @@ RANGES = {
     "schedule": f"one of {list(SCHEDULES)}",
     "proposal": f"one of {list(PROPOSALS)}",
     "reuse_prefix": "True or False",
+    "logprobs": f"a whole number between 0 and {MOST_LOGPROBS}",
 }
-MAY_BE_NONE = ("max_tokens", "stop_ids", "seed")
+MAY_BE_NONE = ("max_tokens", "stop_ids", "seed", "logprobs")
 
 
 def _plain(name: str, value: Any) -> Any:
     """Return an option's value as Python's own number, text or set; None where it is wrong."""
-    if name in ("max_tokens", "min_tokens", "top_k", "seed"):
+    if name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs"):
         number = whole_number(value)
         least = 1 if name == "max_tokens" else 0
-        return number if number is not None and number >= least else None
+        most = MOST_LOGPROBS if name == "logprobs" else math.inf
+        return number if number is not None and least <= number <= most else None
     if name in ("schedule", "proposal"):
         choices: tuple[str, ...] = SCHEDULES if name == "schedule" else PROPOSALS
         return value if isinstance(value, str) and value in choices else None

@@ -14,6 +14,21 @@ FinishReason = Literal["stop", "length"]
 Source = Literal["drafter", "text", "none"]  # of a round's drafts
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the target thought of a token.
+
+    Attributes:
+        token_id: the token.
+        logprob: its log probability.
+        top: the likeliest tokens and theirs, the likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One round: draft, verify, commit. Round 0 is the prefill, which drafts nothing.
@@ -32,6 +47,7 @@ class Round:
         verify_s: seconds in the target.
         host_s: seconds in between: acceptance, bookkeeping, copies.
         finish: why decoding ended with this round; None when it goes on.
+        logprobs: of ``token_ids``, where they were asked for.
     """
 
     index: int
@@ -46,6 +62,7 @@ class Round:
     verify_s: float = 0.0
     host_s: float = 0.0
     finish: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
     @property
     def is_prefill(self) -> bool:

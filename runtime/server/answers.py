@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftrt.runtime.decoding.stats import Stats
+from draftrt.runtime.decoding.stats import Stats, TokenLogprobs
 from draftrt.runtime.pair import Chunk
 from draftrt.runtime.server.calls import Call, Form, Kind, Splitter, parse_calls
 
@@ -21,18 +21,21 @@ class Answer:
         model: name of the bundle.
         prompt_tokens: of the prompt.
         is_chat: a message, or a text that goes on.
+        name: the text of a token.
         form: of calls; None where there are no functions.
     """
 
     model: str
     prompt_tokens: int
     is_chat: bool
+    name: Callable[[int], str]
     form: Form | None = None
     is_thinking: bool = False
     finish: str | None = None
     stats: Stats = field(default_factory=Stats)
     calls: list[Call] = field(default_factory=list)
     texts: dict[Kind, str] = field(default_factory=dict)
+    told: list[TokenLogprobs] = field(default_factory=list)
     _splitter: Splitter = field(init=False)
     _id: str = field(init=False)
     _created: int = field(init=False)
@@ -52,9 +55,11 @@ class Answer:
         self.stats.add(chunk.round)
         if chunk.finish:
             self.finish = chunk.finish
+        new = chunk.round.logprobs
+        self.told += new or ()
         if not self.is_chat:
             self.texts["content"] = self.texts.get("content", "") + chunk.text
-            yield self._piece({"text": chunk.text}, told=_told(chunk))
+            yield self._piece({"text": chunk.text}, told=_told(chunk), logprobs=new)
             return
         parts = self._splitter.push(chunk.text)
         if chunk.finish:
@@ -62,10 +67,10 @@ class Answer:
         told: dict[str, Any] | None = _told(chunk)
         for kind, text in parts:
             if delta := self._delta(kind, text):
-                yield self._piece(delta, told=told)
-                told = None
+                yield self._piece(delta, told=told, logprobs=new)
+                told = new = None
         if told is not None:
-            yield self._piece({}, told=told)
+            yield self._piece({}, told=told, logprobs=new)
 
     def _delta(self, kind: Kind, text: str) -> dict[str, Any]:
         if kind == "call" and self.form is not None:
@@ -106,7 +111,8 @@ class Answer:
     def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
         content = self.texts.get("content", "")
-        made: dict[str, Any] = {"index": 0, "finish_reason": self.finish_reason, "logprobs": None}
+        made: dict[str, Any] = {"index": 0, "finish_reason": self.finish_reason}
+        made["logprobs"] = self._logprobs(self.told or None)
         if self.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": content}
             if "reasoning" in self.texts:
@@ -154,12 +160,40 @@ class Answer:
         return {"id": self._id, "object": kind, "created": self._created, "model": self.model}
 
     def _piece(
-        self, delta: dict[str, Any], *, finish: str | None = None, told: Any = None
+        self,
+        delta: dict[str, Any],
+        *,
+        finish: str | None = None,
+        told: Any = None,
+        logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+        choice["logprobs"] = self._logprobs(logprobs)
         choice |= {"delta": delta} if self.is_chat else delta
         made = {**self._head(is_piece=True), "choices": [choice]}
         return made if told is None else made | {"draftrt": told}
+
+    def _logprobs(self, told: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
+        """Return log probabilities as the schema has them."""
+        if told is None:
+            return None
+        if self.is_chat:
+            content = [
+                self._entry(one.token_id, one.logprob)
+                | {"top_logprobs": [self._entry(*best) for best in one.top]}
+                for one in told
+            ]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": [self.name(one.token_id) for one in told],
+            "token_logprobs": [one.logprob for one in told],
+            "top_logprobs": [{self.name(token): lp for token, lp in one.top} for one in told],
+            "text_offset": None,
+        }
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.name(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _told(chunk: Chunk) -> dict[str, Any]:

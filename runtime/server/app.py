@@ -191,6 +191,7 @@ class Service:
             model=self._name,
             prompt_tokens=len(ids),
             is_chat=True,
+            name=self._pair.token_text,
             form=form if has_calls else None,
             is_thinking=is_thinking(text),
         )
@@ -204,7 +205,9 @@ class Service:
                 ids = await asyncio.to_thread(self._pair.encode, wanted.prompt)
         else:
             ids = tuple(one for one in wanted.prompt if isinstance(one, int))
-        answer = Answer(model=self._name, prompt_tokens=len(ids), is_chat=False)
+        answer = Answer(
+            model=self._name, prompt_tokens=len(ids), is_chat=False, name=self._pair.token_text
+        )
         return await self._answer(request, wanted, ids, answer, None)
 
     async def _read(self, request: Request, kind: type[R]) -> R:

@@ -10,7 +10,7 @@ from draftrt.errors import FeedError, OptionError
 from draftrt.runtime.decoding.grammar import Grammar
 from draftrt.runtime.decoding.options import DecodeOptions
 from draftrt.runtime.server.calls import Form, call_grammar
-from draftrt.runtime.server.schema import ChatRequest, Decoding, ToolChoice
+from draftrt.runtime.server.schema import ChatRequest, CompletionRequest, Decoding, ToolChoice
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 ROLES |= {"tool": "tool"}
@@ -119,4 +119,11 @@ def decode_options(request: Decoding, most_tokens: int) -> DecodeOptions:
         min_p=request.min_p or 0.0,
         repetition_penalty=request.repetition_penalty or 1.0,
         seed=request.seed,
+        logprobs=_logprobs(request),
     )
+
+
+def _logprobs(request: Decoding) -> int | None:
+    if isinstance(request, ChatRequest):
+        return request.top_logprobs if request.logprobs else None
+    return request.logprobs if isinstance(request, CompletionRequest) else None

@@ -169,6 +169,8 @@ class ChatRequest(Decoding):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
 
     @model_validator(mode="after")
     def _tools_are_there(self) -> ChatRequest:
@@ -177,6 +179,8 @@ class ChatRequest(Decoding):
             raise ValueError("tools: two functions have one name")
         if self.tool_choice not in (None, "none", "auto") and not names:
             raise ValueError("tool_choice: there are no tools")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs goes with logprobs")
         if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
             raise ValueError(f"tool_choice: no tool {self.tool_choice.function.name!r:.80}")
         is_formatted = self.response_format is not None and self.response_format.type != "text"
@@ -189,6 +193,7 @@ class CompletionRequest(Decoding):
     """Body of ``/v1/completions``: a text is taken as it is."""
 
     prompt: Text | list[int] | list[Text]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @field_validator("prompt")
     @classmethod

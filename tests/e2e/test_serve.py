@@ -127,6 +127,22 @@ def test_a_stream_is_the_same_text_and_tells_usage_and_rounds(
     assert with_stop.choices[0].finish_reason == "stop"
 
 
+def test_log_probabilities_are_told_of_each_token(client: Any, told: dict[int, str]) -> None:
+    model = client.models.list().data[0].id
+    ask = {"model": model, "messages": SONG, "max_tokens": 24, "logprobs": True, "top_logprobs": 2}
+    done = client.chat.completions.create(**ask).choices[0]
+    assert done.message.content == told[24]
+    entries = done.logprobs.content
+    assert len(entries) == 24
+    assert all(one.logprob == one.top_logprobs[0].logprob <= 0 for one in entries)
+    assert all(one.top_logprobs[1].logprob <= one.logprob for one in entries)
+    pieces = [one.choices[0] for one in client.chat.completions.create(**ask, stream=True)]
+    streamed = [entry for one in pieces if one.logprobs for entry in one.logprobs.content]
+    assert [one.token for one in streamed] == [one.token for one in entries]
+    text = client.completions.create(model=model, prompt="Table of 3:", max_tokens=5, logprobs=1)
+    assert len(text.choices[0].logprobs.tokens) == len(text.choices[0].logprobs.token_logprobs) == 5
+
+
 def test_formats_and_calls_are_obeyed(client: Any) -> None:
     pytest.importorskip("llguidance")
     model = client.models.list().data[0].id

@@ -416,3 +416,27 @@ def test_drawn_drafts_that_are_cut_keep_what_they_were_drawn_from(length: int) -
     statistic = ((counts - 4000 * p) ** 2 / (4000 * p)).sum()
     assert statistic < 13.816  # upper 0.1 % point of chi-square with 2 degrees of freedom
     assert abs(num_kept - 2000 * (length > 0)) < 160  # five standard deviations
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("num_right", [(0,), (9,), (2, 0)], ids=["none", "all", "mixed"])
+def test_log_probabilities_are_the_targets_own_whatever_was_drafted(
+    toy: SimpleNamespace, num_right: tuple[int, ...], temperature: float
+) -> None:
+    decoder, *_ = build(toy, num_right)
+    options = options_of(max_tokens=20, logprobs=3, temperature=temperature, seed=4)
+    text = list(PROMPT)
+    for one in decoder.decode(PROMPT, options):
+        assert one.logprobs is not None
+        assert [told.token_id for told in one.logprobs] == list(one.token_ids)
+        for told in one.logprobs:
+            shares = np.exp(toy.logits(text).astype(np.float64))
+            expected = np.log(shares / shares.sum())
+            assert told.logprob == pytest.approx(expected[told.token_id])
+            best = np.argsort(-expected)[:3].tolist()
+            assert [token for token, _ in told.top] == best
+            assert [lp for _, lp in told.top] == pytest.approx(expected[best].tolist())
+            text.append(told.token_id)
+    if not temperature:
+        assert text == [*PROMPT, *toy.greedy(PROMPT, 20)]
+    assert all(one.logprobs is None for one in decoder.decode(PROMPT, options_of(max_tokens=5)))
