@@ -108,6 +108,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "chromium": lambda: missing_program("chromium"),
     "curl": lambda: missing_program("curl"),
     "node": lambda: missing_program("node"),
+    "npm": lambda: missing_program("npm"),
     "make": lambda: missing_program("make"),
     "cc": lambda: missing_program("cc"),
 }

@@ -336,3 +336,35 @@ def test_an_address_that_cannot_be_served_is_one_sentence(
     assert done.returncode == status, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+NODE = """
+import OpenAI from "openai";
+const client = new OpenAI({ baseURL: process.argv[2] + "/v1", apiKey: "none", maxRetries: 0 });
+const messages = [{ role: "user", content: "A song of 20 green bags:" }];
+const model = (await client.models.list()).data[0].id;
+const whole = await client.chat.completions.create({ model, messages, max_tokens: 24 });
+let streamed = "";
+const wanted = { model, messages, max_tokens: 24, stream: true };
+const stream = await client.chat.completions.create(wanted);
+for await (const piece of stream) streamed += piece.choices[0]?.delta?.content ?? "";
+let refused = 0;
+try {
+  await client.chat.completions.create({ model, messages, n: 2 });
+} catch (error) { refused = error.status; }
+console.log(JSON.stringify([whole.choices[0].message.content, streamed, refused]));
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.needs("node", "npm")
+def test_the_client_of_npm_is_answered(server: str, told: dict[int, str], tmp_path: Path) -> None:
+    (tmp_path / "ask.mjs").write_text(NODE)
+    (tmp_path / "package.json").write_text("{}")
+    install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "openai@6"]
+    subprocess.run(install, cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run(
+        ["node", "ask.mjs", server], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [told[24], told[24], 400]
