@@ -17,6 +17,7 @@ import click
 
 from draftrt import __version__
 from draftrt.cli_options import InputPath, json_option
+from draftrt.errors import BackendError
 from draftrt.failure_cli import Ending, interrupted
 from draftrt.lifecycle import ending_in_order
 
@@ -91,6 +92,13 @@ def group() -> None:
 
     Exit status: 0 done, 1 expected failure, 2 usage, 3 checked and different.
     """
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise BackendError(
+            f"the working directory cannot be used: {error.strerror}",
+            hint="change to one that exists",
+        ) from error
 
 
 @click.command()

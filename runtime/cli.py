@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from draftrt.backends import BACKENDS
 from draftrt.bundle_files import Verify
@@ -136,9 +137,31 @@ def decode_options(function: F) -> F:
             )
         if given.pop("ignore_eos"):
             chosen["stop_ids"] = frozenset()
+        _warn_of_ignored(chosen["temperature"], is_plain=given.get("plain", False))
         function(*args, options=DecodeOptions(**chosen), **given)
 
     return wrapped  # type: ignore[return-value]
+
+
+OF_DRAWS = ("seed", "top_k", "top_p", "min_p", "proposal")
+OF_DRAFTS = ("proposal", "schedule", "confidence_threshold")
+
+
+def _warn_of_ignored(temperature: float, *, is_plain: bool) -> None:
+    """Say which options were given and change nothing beside the others."""
+    context = click.get_current_context()
+    for names, is_so, why in (
+        (OF_DRAWS, temperature == 0, "at temperature 0, where nothing is drawn"),
+        (OF_DRAFTS, is_plain and temperature > 0, "with --plain, which drafts nothing"),
+        (OF_DRAFTS[1:], is_plain and temperature == 0, "with --plain, which drafts nothing"),
+    ):
+        given = [
+            f"--{name.replace('_', '-')}"
+            for name in names
+            if is_so and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        ]
+        if given:
+            click.echo(f"warning: {', '.join(given)}: no effect {why}", err=True)
 
 
 def grammar_options(function: F) -> F:

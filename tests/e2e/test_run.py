@@ -437,3 +437,21 @@ def test_a_prefix_of_another_bundle_or_a_damaged_one_is_refused(
             load(bundle, prefix=file)
     with pytest.raises(BundleError, match="No such file"):
         load(bundle, prefix=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--seed", 3, "--top-k", 2], "--seed, --top-k: no effect at temperature 0"),
+        (["--plain", "--schedule", "all"], "--schedule: no effect with --plain"),
+        (["--plain", "--temperature", 1, "--proposal", "argmax"], "--proposal: no effect with"),
+        (["--temperature", 1, "--seed", 3, "--top-p", 0.5], ""),
+        (["--plain"], ""),
+    ],
+)
+def test_options_that_change_nothing_are_told(bundle: Path, words: list[Any], told: str) -> None:
+    done = run_cli("run", bundle, "--prompt", "a", "--max-tokens", 2, *words)
+    assert done.exit_code == 0, done.output
+    warned = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == bool(told)
+    assert told in "".join(warned)

@@ -65,3 +65,21 @@ def test_a_closed_standard_error_changes_no_outcome(tmp_path: Path) -> None:
     words = ["sh", "-c", shell, sys.executable, command]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "True False")
+
+
+def test_a_working_directory_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = "import os, sys; os.rmdir(os.getcwd()); from draftrt.cli import main; main()"
+    for words in (["inspect", "x"], ["validate", "parity", "x"], ["run", "x", "--prompt", "a"]):
+        gone.mkdir(exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-c", line, *words],
+            cwd=gone,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith("Error: the working directory cannot be used"), done.stderr
+        assert "Traceback" not in done.stderr
