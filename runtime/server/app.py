@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftrt.errors import BackendError, BusyError, DraftrtError
 from draftrt.runtime.pair import Pair
@@ -101,7 +102,27 @@ def make_app(pair: Pair, name: str, limits: Limits) -> Starlette:
         DraftrtError: _draftrt_error,
         ClientDisconnect: _left,
     }
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
+    app.add_middleware(Counting, metrics=service.counters, paths={route.path for route in routes})
+    return app
+
+
+class Counting:
+    """Counts answers by path and status; paths that there are not are one."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str]) -> None:
+        self._app, self._metrics, self._paths = app, metrics, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and count."""
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                self._metrics.requests.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, counted if scope["type"] == "http" else send)
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
@@ -131,11 +152,12 @@ class Service:
 
     Attributes:
         worker: decodes.
+        counters: what it counts.
     """
 
     def __init__(self, pair: Pair, name: str, limits: Limits) -> None:
         self._pair, self._name, self._limits = pair, name, limits
-        self._metrics = Metrics()
+        self.counters = Metrics()
         self._encoding = asyncio.Lock()
         self.worker = Worker(pair, limits.most_waiting)
         templates = pair.template.templates
@@ -154,7 +176,7 @@ class Service:
         """``/metrics``."""
         self._check_key(request)
         media_type = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(self._metrics.text(self.worker.waiting), media_type=media_type)
+        return Response(self.counters.text(self.worker.waiting), media_type=media_type)
 
     async def models(self, request: Request) -> Response:
         """``/v1/models``."""
@@ -263,17 +285,23 @@ class Service:
         try:
             self.worker.submit(job)
         except FullError:
-            self._metrics.requests.labels(request.url.path, "429").inc()
             raise RequestError(
                 429, f"{self.worker.waiting} requests wait already; try again later"
             ) from None
         if not wanted.stream:
             return await self._whole(request, job, items, answer)
         has_usage = bool(wanted.stream_options and wanted.stream_options.include_usage)
-        first = await items.get()  # what is wrong with a request is told by its status
+        gone = asyncio.create_task(_disconnected(request))
+        try:
+            first = await _next(items, gone)  # what is wrong with a request is told by its status
+        except BaseException:
+            job.left.set()
+            raise
+        finally:
+            gone.cancel()
         if isinstance(first, DraftrtError):
             raise first
-        pieces = self._pieces(request, job, first, items, answer, has_usage=has_usage)
+        pieces = self._pieces(job, first, items, answer, has_usage=has_usage)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
 
@@ -282,27 +310,19 @@ class Service:
     ) -> Response:
         gone = asyncio.create_task(_disconnected(request))
         try:
-            while True:
-                next_item = asyncio.create_task(items.get())
-                await asyncio.wait({next_item, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if not next_item.done():
-                    next_item.cancel()
-                    raise ClientDisconnect
-                item = next_item.result()
+            while (item := await _next(items, gone)) is not None:
                 if isinstance(item, DraftrtError):
                     raise item
-                if item is None:
-                    self._note(request, answer)
-                    return JSONResponse(answer.whole())
                 for _ in answer.take(item):
                     pass
+            self.counters.note(answer.prompt_tokens, answer.stats)
+            return JSONResponse(answer.whole())
         finally:
             job.left.set()
             gone.cancel()
 
     async def _pieces(
         self,
-        request: Request,
         job: Job,
         item: Item,
         items: asyncio.Queue[Item],
@@ -321,17 +341,13 @@ class Service:
                 for piece in answer.take(item):
                     yield _event(piece)
                 item = await items.get()
-            self._note(request, answer)
+            self.counters.note(answer.prompt_tokens, answer.stats)
             yield _event(answer.end())
             if has_usage:
                 yield _event(answer.usage_piece())
             yield "data: [DONE]\n\n"
         finally:
             job.left.set()
-
-    def _note(self, request: Request, answer: Answer) -> None:
-        self._metrics.requests.labels(request.url.path, "200").inc()
-        self._metrics.note(answer.prompt_tokens, answer.stats)
 
 
 def _event(content: dict[str, Any]) -> str:
@@ -346,6 +362,20 @@ def _into(items: asyncio.Queue[Item], loop: asyncio.AbstractEventLoop) -> Callab
             loop.call_soon_threadsafe(items.put_nowait, item)
 
     return give
+
+
+async def _next(items: asyncio.Queue[Item], gone: asyncio.Task[None]) -> Item:
+    """Return the next item.
+
+    Raises:
+        ClientDisconnect: the client left before it came.
+    """
+    item = asyncio.create_task(items.get())
+    await asyncio.wait({item, gone}, return_when=asyncio.FIRST_COMPLETED)
+    if item.done():
+        return item.result()
+    item.cancel()
+    raise ClientDisconnect
 
 
 async def _disconnected(request: Request) -> None:

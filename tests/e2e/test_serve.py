@@ -181,6 +181,9 @@ def test_curl_is_answered(server: str, told: dict[int, str]) -> None:
     text = httpx.get(f"{server}/metrics").text
     assert re.search(r'draftrt_requests_total\{path="/v1/chat/completions",status="200"\} \d', text)
     assert "draftrt_drafts_total" in text
+    httpx.get(f"{server}/some/path/of/nobody")
+    text = httpx.get(f"{server}/metrics").text
+    assert 'draftrt_requests_total{path="other",status="404"}' in text
 
 
 def wrong_bodies() -> Iterator[tuple[bytes, int]]:
