@@ -33,7 +33,8 @@ LINE = r"[\d.]+ tokens/s · .*acceptance length \d\.\d\d"
 
 
 def say(bundle: Path, text: str, *options: str) -> Result:
-    return CliRunner().invoke(group, ["chat", str(bundle), *options], input=text)
+    words = ["chat", str(bundle), "--schedule", "all", *options]
+    return CliRunner().invoke(group, words, input=text)
 
 
 def answers(bundle: Path, *said: str, system: str = "", most: int = 12) -> list[str]:

@@ -98,8 +98,8 @@ def test_text_goes_to_stdout_and_figures_to_stderr(
     bundle: Path, expected: list[dict[str, Any]]
 ) -> None:
     prompt = expected[0]["prompt"]
-    done = run_cli("run", bundle, "--prompt", prompt, "--max-tokens", 24)
-    found = run_json(bundle, "--prompt", prompt, "--max-tokens", 24)
+    words = (bundle, "--prompt", prompt, "--max-tokens", 24, "--schedule", "all")
+    done, found = run_cli("run", *words), run_json(*words)
     assert done.exit_code == 0
     assert done.stdout == found["text"] + "\n"
     assert "24 tokens; first after" in done.stderr
