@@ -35,7 +35,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 from draftrt.codec import check_file, read_object
 from draftrt.errors import BundleError, DraftrtError
@@ -144,10 +144,17 @@ def sync_tree(folder: Path, *, but: Collection[str] = ()) -> None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
+    with writing_atomically(path) as stream:
+        stream.write(content)
+
+
+@contextmanager
+def writing_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Give a stream whose content takes a file's place at the end, if nothing goes wrong."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with naming(path), os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
+            yield stream
             sync(stream)
         Path(name).chmod(0o644)
         Path(name).replace(path)

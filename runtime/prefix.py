@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 
 from draftrt.bundle import Bundle
 from draftrt.errors import BundleError, UnsupportedError
-from draftrt.files import naming, sync, sync_folder
+from draftrt.files import writing_atomically
 from draftrt.quantization import DRAFT, TARGET
 from draftrt.runtime.backends.base import RowSession
 from draftrt.runtime.decoding.drafter import DraftSession
@@ -89,7 +87,8 @@ def save_prefix(path: Path, models: Models, held: Holdings) -> int:
         session = _rows(models.drafter.session, DRAFT)
         arrays |= _named(DRAFT, session.rows(noted.context_length))
     arrays[ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    _write(path, arrays)
+    with writing_atomically(path) as stream:
+        np.savez(stream, allow_pickle=False, **arrays)
     return len(now.token_ids) - 1
 
 
@@ -165,20 +164,6 @@ def _named(kind: str, arrays: Arrays) -> dict[str, NDArray[Any]]:
 def _below(kind: str, arrays: Arrays) -> dict[str, NDArray[Any]]:
     start = f"{kind}/"
     return {n.removeprefix(start): array for n, array in arrays.items() if n.startswith(start)}
-
-
-def _write(path: Path, arrays: Arrays) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with naming(path), os.fdopen(descriptor, "wb") as stream:
-            np.savez(stream, allow_pickle=False, **arrays)
-            sync(stream)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
