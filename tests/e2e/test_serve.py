@@ -186,14 +186,14 @@ def test_curl_is_answered(server: str, told: dict[int, str]) -> None:
     assert 'draftrt_requests_total{path="other",status="404"}' in text
 
 
-def wrong_bodies() -> Iterator[tuple[bytes, int]]:
-    """Bodies that are no requests, each with its status."""
+def wrong_bodies(num_cut: int) -> Iterator[tuple[bytes, int]]:
+    """Bodies that are no requests, some of them cut off at random, each with its status."""
     rng = random.Random(17)
     good = json.dumps({"messages": SONG, "max_tokens": 2}).encode()
     yield from ((body, 400) for body in (b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"[" * 3000))
     yield b"x" * 70000, 413
     yield json.dumps({"messages": SONG, "user": "a" * 70000}).encode(), 413
-    for _ in range(20):
+    for _ in range(num_cut):
         at = rng.randrange(1, len(good) - 1)
         yield good[:at], 400
     values: tuple[Any, ...] = (None, 3, -1, "a", [], {}, True, 1e400, [[]], {"a": {}})
@@ -207,17 +207,19 @@ def wrong_bodies() -> Iterator[tuple[bytes, int]]:
             yield json.dumps({"messages": SONG, "max_tokens": 1, field: value}).encode(), status
 
 
+@pytest.mark.parametrize(
+    "count", [20, pytest.param(180, marks=pytest.mark.extended)], ids=["few", "many"]
+)
 def test_a_wrong_request_is_an_error_of_its_status_and_the_next_one_is_answered(
-    server: str, told: dict[int, str]
+    server: str, told: dict[int, str], count: int
 ) -> None:
     with httpx.Client(base_url=server, timeout=WAIT) as http:
-        for body, status in wrong_bodies():
-            for path in (CHAT,):
-                answer = http.post(path, content=body)
-                assert answer.status_code == status, (body[:200], answer.text)
-                error = answer.json()["error"]
-                assert error["message"]
-                assert error["type"] == "invalid_request_error"
+        for body, status in wrong_bodies(count):
+            answer = http.post(CHAT, content=body)
+            assert answer.status_code == status, (body[:200], answer.text)
+            error = answer.json()["error"]
+            assert error["message"]
+            assert error["type"] == "invalid_request_error"
         assert http.get("/none").json()["error"]["message"] == "GET /none: Not Found"
         assert http.get(CHAT).status_code == 405
         long = [{"role": "user", "content": "many words " * 400}]
@@ -235,15 +237,22 @@ def test_a_wrong_request_is_an_error_of_its_status_and_the_next_one_is_answered(
         half.close()
 
 
+@pytest.mark.needs("/proc/self/status")
 @pytest.mark.parametrize(
     "count", [12, pytest.param(200, marks=pytest.mark.extended)], ids=["few", "many"]
 )
 def test_clients_that_leave_end_their_answers_and_nothing_leaks(
-    server: str, told: dict[int, str], count: int
+    bundle: Path, told: dict[int, str], count: int
 ) -> None:
     rng = random.Random(5)
-    with httpx.Client(base_url=server, timeout=WAIT) as http:
-        for _ in range(count):
+    with serving(bundle) as (url, process), httpx.Client(base_url=url, timeout=WAIT) as http:
+
+        def memory() -> int:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            return int(status.split("VmRSS:")[1].split()[0])
+
+        before = 0
+        for number in range(count):
             body = {"messages": SONG, "max_tokens": 40, "stream": True}
             with http.stream("POST", CHAT, json=body) as answer:
                 lines = answer.iter_lines()
@@ -252,7 +261,11 @@ def test_clients_that_leave_end_their_answers_and_nothing_leaks(
             if rng.random() < 0.5:
                 done = http.post(CHAT, json={"messages": SONG, "max_tokens": 24}).json()
                 assert done["choices"][0]["message"]["content"] == told[24]
-        until(lambda: http.get("/health").json() == {"status": "ok", "busy": False, "waiting": 0})
+            if number == min(count // 2, 50):
+                before = memory()
+        idle = {"status": "ok", "busy": False, "waiting": 0}
+        until(lambda: http.get("/health").json() == idle)
+        assert memory() - before < 16 << 10  # kB
 
 
 def test_requests_wait_and_too_many_are_told_to_come_again(
